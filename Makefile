@@ -1,0 +1,44 @@
+# Everything runs in a virtual environment inside the checkout; the first target that needs it makes it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS ?= 2
+
+.PHONY: help setup demo check test soak bench format clean
+help: ## list these targets
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Runstate needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+setup: $(VENV)/.ready ## make the virtual environment
+
+demo: setup ## the main job on embedded defaults
+	$(BIN)/runstate demo
+
+check: setup ## format, lint, types, imports, tidiness, fast tests; before every commit
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/pytest -q -n $(JOBS) -m 'not slow'
+
+test: setup ## every test
+	$(BIN)/pytest -q -n $(JOBS)
+
+soak: setup ## the crash and race tests for longer: make soak ROUNDS=2000
+	RUNSTATE_KILL_ROUNDS=$(or $(ROUNDS),2000) $(BIN)/pytest -q -n $(JOBS) tests/crash tests/conformance
+
+bench: setup ## measure against the limits of this machine; prints ratios, writes a plot
+	$(BIN)/python -m benchmarks
+
+format: setup ## let ruff rewrite what it can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove what the targets above made
+	rm -rf $(VENV) build dist demo benchmarks/results .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

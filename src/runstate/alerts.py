@@ -1,0 +1,48 @@
+"""Alerts, raised once: a book that remembers which are open, and tells each listener only what is new."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from threading import Lock
+
+import msgspec
+
+from runstate.models.model import Alert, AlertSink
+
+_logger = logging.getLogger("runstate.alerts")
+
+remembered_max = 100_000
+"""Alerts that the book remembers. The oldest are forgotten first: at worst one of them is raised again."""
+
+
+class AlertBook:
+    """Every alert passes through here. Raising one that is open does nothing; clearing it makes it new again."""
+
+    def __init__(self, sink: AlertSink | None = None) -> None:
+        self._sink = sink or _to_log
+        self._lock = Lock()
+        self._open: OrderedDict[str, Alert] = OrderedDict()
+
+    def raise_once(self, alert: Alert) -> None:
+        with self._lock:
+            if alert.alert_id in self._open:
+                return
+            self._open[alert.alert_id] = alert
+            if len(self._open) > remembered_max:
+                self._open.popitem(last=False)
+        self._sink(alert)
+
+    def clear(self, alert_id: str) -> bool:
+        """Close an alert; True when it was open."""
+        with self._lock:
+            return self._open.pop(alert_id, None) is not None
+
+    def active(self) -> list[Alert]:
+        """What is open, oldest first."""
+        with self._lock:
+            return list(self._open.values())
+
+
+def _to_log(alert: Alert) -> None:
+    _logger.warning("%s", msgspec.json.encode(alert).decode())

@@ -1,0 +1,279 @@
+"""The only door to the operating system's file API.
+
+A file log sees a `Disk` and nothing else, so that tests can hand it a `SimulatedDisk` that fails and
+loses power. The contract is the one POSIX gives, no more:
+
+- What was appended survives a power cut once `File.sync` has returned.
+- A name (new, renamed, removed) survives once `sync_directory` of its directory has returned; syncing a
+  file says nothing about its name.
+- A rename is atomic: after a crash its target is the old file or the new one.
+
+Errors are plain `OSError`s with an errno, and the two classes below. A log translates them.
+"""
+
+import errno
+import os
+import secrets
+import sys
+from contextlib import closing, suppress
+from pathlib import Path, PurePath
+from typing import Protocol, Self
+
+import filelock
+
+FILE_MODE = 0o600
+DIRECTORY_MODE = 0o700
+TEMP_SUFFIX = ".tmp"
+"""What the name of every temporary file ends with. Whoever holds the log's lock may remove them all."""
+
+
+class PoisonedHandle(OSError):
+    """An earlier sync of this handle failed, so what it wrote may be lost: reopen the file and replay it."""
+
+
+class LockBusy(BlockingIOError):
+    """Somebody else holds the lock now."""
+
+
+class Lock(Protocol):
+    def release(self) -> None: ...
+
+
+class Descriptor(Protocol):
+    """An open file as the kernel gives it: one call may move fewer bytes than it was asked to."""
+
+    def write(self, data: memoryview) -> int: ...
+    def read(self, offset: int, size: int) -> bytes: ...
+    def size(self) -> int: ...
+    def truncate(self, size: int) -> None: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    def open(self, path: PurePath, *, create: bool = False) -> "File":
+        """Open a file to read and append; `create` makes an empty one where there is none."""
+
+    def create(self, path: PurePath) -> "File":
+        """Open a new, empty file. FileExistsError: the name is taken."""
+
+    def read(self, path: PurePath) -> bytes: ...
+
+    def exists(self, path: PurePath) -> bool: ...
+
+    def names(self, path: PurePath) -> list[str]:
+        """What a directory holds, sorted."""
+
+    def rename(self, source: PurePath, target: PurePath) -> None:
+        """Rename within one directory, replacing `target`; durable once that directory is synced.
+
+        OSError (EXDEV): the directories differ, so that no single sync could make the rename durable.
+        """
+
+    def remove(self, path: PurePath) -> None: ...
+
+    def make_directory(self, path: PurePath) -> None: ...
+
+    def remove_directory(self, path: PurePath) -> None:
+        """Remove an empty directory."""
+
+    def sync_directory(self, path: PurePath) -> None:
+        """Make the names in a directory durable. After a failure nobody knows which of them are: a second
+        sync that succeeds proves nothing."""
+
+    def lock(self, path: PurePath) -> Lock:
+        """Take the exclusive kernel lock on a file (made if missing, never removed) without waiting.
+
+        The kernel frees it when its holder dies. LockBusy: somebody holds it. OSError (ENOSYS, ENOLCK):
+        this file system can't lock.
+        """
+
+    def temp_name(self, path: PurePath) -> PurePath:
+        """A name beside `path` that nobody else uses, ending in TEMP_SUFFIX."""
+
+
+class File:
+    """A file open to read and append, used by one thread at a time.
+
+    A failed sync poisons the handle: every later change or sync of it raises PoisonedHandle, because the
+    kernel may have dropped the pages, and a second sync would then report success for data that is gone.
+    """
+
+    def __init__(self, descriptor: Descriptor, path: PurePath) -> None:
+        self.path = path
+        self._descriptor: Descriptor | None = descriptor
+        self._poisoned = False
+
+    def append(self, data: bytes) -> int:
+        """Write all of `data` at the end and return the offset where it begins.
+
+        OSError: a part of it may stand in the file; truncate back to the old size before going on.
+        """
+        descriptor = self._changeable()
+        offset = descriptor.size()
+        rest = memoryview(data)
+        while rest:
+            written = descriptor.write(rest)
+            if written == 0:
+                raise OSError(errno.EIO, "the write makes no progress", str(self.path))
+            rest = rest[written:]
+        return offset
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Up to `size` bytes; fewer only where the file ends."""
+        descriptor, data = self._open(), bytearray()
+        while len(data) < size and (more := descriptor.read(offset + len(data), size - len(data))):
+            data += more
+        return bytes(data)
+
+    def size(self) -> int:
+        return self._open().size()
+
+    def truncate(self, size: int) -> None:
+        self._changeable().truncate(size)
+
+    def sync(self) -> None:
+        """Once this returns, everything written survives a power cut."""
+        descriptor = self._changeable()
+        try:
+            descriptor.flush()
+        except BaseException:  # an interrupt too: the kernel may have reported, and forgotten, an error
+            self._poisoned = True
+            raise
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            descriptor.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self) -> Descriptor:
+        if self._descriptor is None:
+            raise OSError(errno.EBADF, "the file is closed", str(self.path))
+        return self._descriptor
+
+    def _changeable(self) -> Descriptor:
+        if self._poisoned:
+            raise PoisonedHandle(errno.EIO, "an earlier sync failed; reopen and replay", str(self.path))
+        return self._open()
+
+
+def write_new(disk: Disk, path: PurePath, data: bytes) -> None:
+    """Create a file that holds `data`, flushed; its name needs a sync of the directory.
+
+    FileExistsError: the name is taken. After any other failure the file is gone again.
+    """
+    file = disk.create(path)
+    try:
+        with closing(file):
+            file.append(data)
+            file.sync()
+    except BaseException:
+        with suppress(OSError):
+            disk.remove(path)
+        raise
+
+
+def replace_durably(disk: Disk, path: PurePath, data: bytes) -> None:
+    """Make `path` hold `data`: a crash at any point leaves the old content or the new, never a mixture.
+
+    Once this returns, the new content survives a power cut. OSError: the old content stands, except when
+    the last step, the sync of the directory, failed: then either may stand after a crash.
+    """
+    temp = disk.temp_name(path)
+    write_new(disk, temp, data)
+    try:
+        disk.rename(temp, path)
+    except BaseException:
+        with suppress(OSError):
+            disk.remove(temp)
+        raise
+    disk.sync_directory(path.parent)
+
+
+class RealDisk:
+    """The disk of this machine. Files are made with mode 0600, directories with 0700."""
+
+    def open(self, path: PurePath, *, create: bool = False) -> File:
+        return File(_RealDescriptor(path, os.O_CREAT if create else 0), path)
+
+    def create(self, path: PurePath) -> File:
+        return File(_RealDescriptor(path, os.O_CREAT | os.O_EXCL), path)
+
+    def read(self, path: PurePath) -> bytes:
+        return Path(path).read_bytes()
+
+    def exists(self, path: PurePath) -> bool:
+        return Path(path).exists()
+
+    def names(self, path: PurePath) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def rename(self, source: PurePath, target: PurePath) -> None:
+        if source.parent != target.parent:
+            raise OSError(errno.EXDEV, "a rename stays within one directory", str(source), None, str(target))
+        os.rename(source, target)
+
+    def remove(self, path: PurePath) -> None:
+        os.unlink(path)
+
+    def make_directory(self, path: PurePath) -> None:
+        os.mkdir(path, DIRECTORY_MODE)
+
+    def remove_directory(self, path: PurePath) -> None:
+        os.rmdir(path)
+
+    def sync_directory(self, path: PurePath) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def lock(self, path: PurePath) -> Lock:
+        # Made here, because filelock would also make missing directories, with a mode of its own choice.
+        _RealDescriptor(path, os.O_CREAT).close()
+        # No soft fallback: where the kernel can't lock, a marker file only pretends to. Not thread-local:
+        # a writer may be closed by another thread than the one that opened it.
+        lock = filelock.FileLock(path, fallback_to_soft=False, thread_local=False)
+        try:
+            lock.acquire(blocking=False)
+        except filelock.Timeout as busy:
+            raise LockBusy(errno.EWOULDBLOCK, "the lock is held", str(path)) from busy
+        return lock
+
+    def temp_name(self, path: PurePath) -> PurePath:
+        return path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMP_SUFFIX}")
+
+
+class _RealDescriptor:
+    def __init__(self, path: PurePath, flags: int) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | flags, FILE_MODE)
+
+    def write(self, data: memoryview) -> int:
+        return os.write(self._fd, data)
+
+    def read(self, offset: int, size: int) -> bytes:
+        return os.pread(self._fd, size, offset)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
+    def flush(self) -> None:
+        if sys.platform == "darwin":
+            import fcntl
+
+            fcntl.fcntl(self._fd, fcntl.F_FULLFSYNC)  # fsync there leaves data in the drive's own cache
+        else:
+            os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)

@@ -1,0 +1,223 @@
+"""The port: what every log promises. The conformance kit holds each of them to it.
+
+A log keeps lines in order and knows nothing of what they mean. `seq` is a place in one stream, `position` a
+place in the whole log. Once `append` returns, its events survive a power cut; nothing is ever updated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Literal, NewType, Protocol, Self
+
+import msgspec
+
+from runstate.errors import SequenceConflict, Unsupported
+from runstate.models.model import Draft
+
+Position = NewType("Position", str)
+"""A place in the whole log. Opaque: keep it and hand it back, but read nothing into it."""
+
+BlobRef = NewType("BlobRef", str)
+"""`sha256:` and the hex digest of a blob's bytes."""
+
+
+class Capability(StrEnum):
+    """What a log may offer beyond appending and reading. What it does not declare, it refuses."""
+
+    DURABLE = "durable"
+    """Acknowledged events survive the end of the process, and a power cut."""
+    MULTI_PROCESS = "multi_process"
+    """Several processes may append to it at once."""
+    FEED = "feed"
+    """All streams can be followed in one order."""
+    SNAPSHOTS = "snapshots"
+    BLOBS = "blobs"
+    DELETE = "delete"
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """An event as a log holds it: its envelope, its place, and the line that its model wrote."""
+
+    stream: str
+    seq: int
+    event_id: str
+    type: str
+    key: str
+    tenant: str
+    emitted_at: str
+    persisted_at: str
+    body: bytes
+
+
+class AppendResult(msgspec.Struct, frozen=True, gc=False):
+    """What became of one draft."""
+
+    event_id: str
+    seq: int
+    persisted_at: str
+    idempotent: bool = False
+    """True: the stream held this key already, and these are the first event's data."""
+    persisted: bool = True
+    """True: the event was written by this append."""
+    mismatch: bool = False
+    """True: the stream holds other content under this key. The first content stays."""
+
+
+class FeedPage(msgspec.Struct, frozen=True):
+    """A stretch of the feed. Asking again after `next` continues it; nothing can appear before `next` later."""
+
+    records: list[Record]
+    next: Position | None
+
+
+class StreamInfo(msgspec.Struct, frozen=True, rename="camel"):
+    """One stream, for a list of them."""
+
+    stream: str
+    tenant: str
+    last_seq: int
+    events: int
+    first_persisted_at: str
+    last_persisted_at: str
+
+
+class StoredSnapshot(msgspec.Struct, frozen=True):
+    """A state on file. It can be thrown away at any time: the log is the truth."""
+
+    model: str
+    version: int
+    """The model's version. A state of another version means nothing to this one."""
+    seq: int
+    digest: str
+    """SHA-256 of `body`."""
+    body: bytes
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Damage: what it is, where, and how much before it is intact."""
+
+    code: str
+    message: str
+    severity: Literal["damage", "warning"] = "damage"
+    stream: str | None = None
+    seq: int | None = None
+    details: dict[str, Any] = {}
+
+
+class EventLog(Protocol):
+    """Where events live, and in what order."""
+
+    @property
+    def capabilities(self) -> frozenset[Capability]: ...
+
+    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
+        """Append `drafts` to one stream, all or none.
+
+        Once this returns, they survive a process kill and a power cut. A draft whose key the stream already
+        holds changes nothing and returns the first result, so a caller may always retry: `expected_seq` is
+        looked at only when there is something new to write.
+
+        Raises:
+            SequenceConflict: the stream is not at `expected_seq`; read again and decide again.
+            AppendOutcomeUnknown: the batch may or may not be stored; send the same keys again.
+            LogBusy, LogFull, LogClosed: nothing was written.
+        """
+        ...
+
+    def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
+        """At most `limit` records with `seq > after_seq`, ascending. Empty for a stream that is not there.
+
+        Raises:
+            Truncated: the log was compacted, and its first event is later than that.
+        """
+        ...
+
+    def lines(self, stream: str, *, after_seq: int = 0, until_seq: int | None = None) -> Iterator[bytes]:
+        """The bodies alone, ascending, to the end or to `until_seq`: what a fold needs, at half the cost of `read`."""
+        ...
+
+    def find(self, stream: str, key: str) -> Record | None:
+        """The event that a key stands for, or None."""
+        ...
+
+    def feed(self, *, after: Position | None = None, limit: int = 1000) -> FeedPage:
+        """All streams in one order, in which no event can later commit behind a position handed out."""
+        ...
+
+    def streams(self, *, after: str = "", limit: int = 1000) -> list[StreamInfo]:
+        """Streams in the order of their ids (by code point), those after `after`."""
+        ...
+
+    def stream(self, stream: str) -> StreamInfo | None:
+        """One stream, or None."""
+        ...
+
+    def load_snapshot(self, stream: str, model: str) -> StoredSnapshot | None: ...
+
+    def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
+        """Keep a snapshot. One that is older than what is kept, by the same version of its model, is ignored."""
+        ...
+
+    def delete_stream(self, stream: str) -> None:
+        """Delete a whole stream with its snapshots. Never a single event.
+
+        Raises:
+            StreamNotFound: there is no such stream.
+        """
+        ...
+
+    def verify(self, stream: str | None = None) -> Iterator[Finding]:
+        """Everything in the log that no append of this log wrote, or that is no longer there."""
+        ...
+
+    def put_blob(self, data: bytes) -> BlobRef:
+        """Keep bytes under their digest, as durable as an event. The same bytes are kept once."""
+        ...
+
+    def get_blob(self, ref: BlobRef) -> bytes:
+        """The bytes of a blob.
+
+        Raises:
+            BlobNotFound: there is none of that digest.
+            LogDamaged: its bytes no longer have that digest.
+        """
+        ...
+
+    def close(self) -> None:
+        """Finish what was accepted, then let go of files and threads. A closed log refuses everything."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+def now() -> str:
+    """The time, as `persisted_at` writes it: RFC 3339 in UTC, milliseconds."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def check_limit(limit: int) -> None:
+    if limit < 1:
+        raise ValueError(f"limit must be at least 1, got {limit}")
+
+
+def check_expected(stream: str, actual_seq: int, expected_seq: int | None) -> None:
+    """
+    Raises:
+        SequenceConflict: with where the stream is.
+    """
+    if expected_seq is not None and actual_seq != expected_seq:
+        raise SequenceConflict(
+            f"The stream {stream!r} is at seq {actual_seq}, not at {expected_seq}; read it again and decide again",
+            stream=stream,
+            actual_seq=actual_seq,
+            expected_seq=expected_seq,
+        )
+
+
+def refuse(capability: Capability, log: str) -> Unsupported:
+    """The error for an operation that a log has not declared."""
+    return Unsupported(f"The {log} log offers no {capability.value}", capability=capability.value)

@@ -1,0 +1,189 @@
+"""The whole port in dictionaries behind one lock: the shortest log there is, and the easiest to read."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from threading import Lock
+from typing import Self
+
+from runstate.errors import BlobNotFound, InvalidPosition, InvalidUrl, LogClosed, StreamNotFound
+from runstate.logs.log import (
+    AppendResult,
+    BlobRef,
+    Capability,
+    FeedPage,
+    Finding,
+    Position,
+    Record,
+    StoredSnapshot,
+    StreamInfo,
+    check_expected,
+    check_limit,
+    now,
+)
+from runstate.models.canonical import digest
+from runstate.models.model import Draft, check_stream
+
+
+def open_url(url: str) -> MemoryLog:
+    if url != "memory:":
+        raise InvalidUrl(f"A log in memory has no name: {url[:80]!r} should be 'memory:'")
+    return MemoryLog()
+
+
+class MemoryLog:
+    """Events live as long as this object."""
+
+    capabilities = frozenset({Capability.FEED, Capability.SNAPSHOTS, Capability.BLOBS, Capability.DELETE})
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._streams: dict[str, list[Record]] = {}
+        self._keys: dict[str, dict[str, Record]] = {}
+        self._feed: list[tuple[int, Record]] = []
+        self._last_position = 0
+        self._snapshots: dict[str, dict[str, StoredSnapshot]] = {}
+        self._blobs: dict[BlobRef, bytes] = {}
+        self._closed = False
+
+    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
+        check_stream(stream)
+        with self._open():
+            records, keys = self._streams.get(stream, []), self._keys.get(stream, {})
+            persisted_at = now()
+            results: list[AppendResult] = []
+            fresh: dict[str, Record] = {}
+            for draft in drafts:
+                if (first := keys.get(draft.key) or fresh.get(draft.key)) is not None:
+                    results.append(_first_result(first, draft))
+                    continue
+                seq = len(records) + len(fresh) + 1
+                fresh[draft.key] = _record(stream, seq, persisted_at, draft)
+                results.append(AppendResult(draft.event_id, seq, persisted_at))
+            if fresh:
+                check_expected(stream, len(records), expected_seq)
+                self._streams.setdefault(stream, records).extend(fresh.values())
+                self._keys.setdefault(stream, keys).update(fresh)
+                for record in fresh.values():
+                    self._last_position += 1
+                    self._feed.append((self._last_position, record))
+            return results
+
+    def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
+        check_stream(stream)
+        check_limit(limit)
+        with self._open():
+            start = max(after_seq, 0)
+            return self._streams.get(stream, [])[start : start + limit]
+
+    def lines(self, stream: str, *, after_seq: int = 0, until_seq: int | None = None) -> Iterator[bytes]:
+        check_stream(stream)
+        with self._open():
+            found = self._streams.get(stream, [])[max(after_seq, 0) : until_seq]
+        return (record.body for record in found)
+
+    def find(self, stream: str, key: str) -> Record | None:
+        check_stream(stream)
+        with self._open():
+            return self._keys.get(stream, {}).get(key)
+
+    def feed(self, *, after: Position | None = None, limit: int = 1000) -> FeedPage:
+        check_limit(limit)
+        with self._open():
+            start = bisect_right(self._feed, _number(after), key=lambda entry: entry[0])
+            page = self._feed[start : start + limit]
+            return FeedPage([record for _, record in page], Position(str(page[-1][0])) if page else after)
+
+    def streams(self, *, after: str = "", limit: int = 1000) -> list[StreamInfo]:
+        check_limit(limit)
+        with self._open():
+            names = sorted(name for name in self._streams if name > after)[:limit]
+            return [_info(self._streams[name]) for name in names]
+
+    def stream(self, stream: str) -> StreamInfo | None:
+        check_stream(stream)
+        with self._open():
+            records = self._streams.get(stream)
+            return _info(records) if records else None
+
+    def load_snapshot(self, stream: str, model: str) -> StoredSnapshot | None:
+        check_stream(stream)
+        with self._open():
+            return self._snapshots.get(stream, {}).get(model)
+
+    def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
+        check_stream(stream)
+        with self._open():
+            if stream not in self._streams:
+                raise StreamNotFound(stream=stream)
+            kept = self._snapshots.setdefault(stream, {})
+            old = kept.get(snapshot.model)
+            if old is None or old.version != snapshot.version or snapshot.seq >= old.seq:
+                kept[snapshot.model] = snapshot
+
+    def delete_stream(self, stream: str) -> None:
+        check_stream(stream)
+        with self._open():
+            if self._streams.pop(stream, None) is None:
+                raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+            del self._keys[stream]
+            self._snapshots.pop(stream, None)
+            self._feed = [entry for entry in self._feed if entry[1].stream != stream]
+
+    def verify(self, stream: str | None = None) -> Iterator[Finding]:
+        """Nothing: what is in memory is as it was put there."""
+        with self._open():
+            return iter(())
+
+    def put_blob(self, data: bytes) -> BlobRef:
+        with self._open():
+            ref = BlobRef(f"sha256:{digest(data)}")
+            self._blobs[ref] = bytes(data)
+            return ref
+
+    def get_blob(self, ref: BlobRef) -> bytes:
+        with self._open():
+            try:
+                return self._blobs[ref]
+            except KeyError as error:
+                raise BlobNotFound(ref=ref) from error
+
+    def close(self) -> None:
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _open(self) -> Lock:
+        if self._closed:
+            raise LogClosed()
+        return self._lock
+
+
+def _record(stream: str, seq: int, persisted_at: str, draft: Draft) -> Record:
+    body = draft.render(seq, persisted_at)
+    return Record(
+        stream, seq, draft.event_id, draft.type, draft.key, draft.tenant, draft.emitted_at, persisted_at, body
+    )
+
+
+def _first_result(first: Record, draft: Draft) -> AppendResult:
+    mismatch = not draft.same_content(first.body)
+    return AppendResult(first.event_id, first.seq, first.persisted_at, True, False, mismatch)
+
+
+def _info(records: list[Record]) -> StreamInfo:
+    first, last = records[0], records[-1]
+    return StreamInfo(first.stream, first.tenant, last.seq, len(records), first.persisted_at, last.persisted_at)
+
+
+def _number(position: Position | None) -> int:
+    if position is None:
+        return 0
+    if not position.isdecimal():
+        raise InvalidPosition(position=position)
+    return int(position)

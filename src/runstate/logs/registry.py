@@ -1,0 +1,39 @@
+"""Open a log by its URL: `memory:`, `sqlite:PATH`, and whatever else is installed (entry points `runstate.logs`)."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import cast
+
+from runstate.errors import InvalidUrl, Unsupported
+from runstate.logs.log import EventLog
+
+_group = "runstate.logs"
+
+
+def installed_schemes() -> list[str]:
+    """The URL schemes of all logs that are installed."""
+    return sorted({point.name for point in entry_points(group=_group)})
+
+
+def open_log(url: str) -> EventLog:
+    """Open the log that a URL names, and make it if it is not there yet.
+
+    Raises:
+        InvalidUrl: no log of that scheme is installed, or the rest of the URL makes no sense to it.
+        NotALog, LogTooNew: something else is at that place; it was left untouched.
+        Unsupported: the log needs an extra that is not installed.
+    """
+    scheme, colon, _ = url.partition(":")
+    for point in entry_points(group=_group, name=scheme) if colon else ():
+        try:
+            opener = point.load()
+        except ImportError as error:
+            extra = point.extras[0] if point.extras else scheme
+            raise Unsupported(f"The {scheme} log needs a driver: pip install 'runstate[{extra}]' ({error})") from error
+        return cast(EventLog, opener(url))
+    raise InvalidUrl(
+        f"{url[:80]!r} names no log. A URL begins with one of: "
+        + ", ".join(f"{known}:" for known in installed_schemes()),
+        url=url[:200],
+    )

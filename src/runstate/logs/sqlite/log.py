@@ -1,0 +1,299 @@
+"""The port over one SQLite file in WAL mode: one writer at a time, readers never blocked.
+
+The append authority is the write lock: inside it, a stream's head row gives the next `seq`. Positions are
+handed out under the same lock, so the order of the feed is the order of the commits.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Empty, LifoQueue
+from typing import Self
+
+from runstate.errors import (
+    BlobNotFound,
+    InvalidPosition,
+    InvalidUrl,
+    LogClosed,
+    LogDamaged,
+    LogFailed,
+    NotALog,
+    StreamNotFound,
+)
+from runstate.logs.log import (
+    AppendResult,
+    BlobRef,
+    Capability,
+    FeedPage,
+    Finding,
+    Position,
+    Record,
+    StoredSnapshot,
+    StreamInfo,
+    check_limit,
+)
+from runstate.logs.sqlite.appends import Append
+from runstate.logs.sqlite.schema import prepare
+from runstate.logs.sqlite.verify import verify_file
+from runstate.logs.sqlite.writer import Writer, translate
+from runstate.models.canonical import digest
+from runstate.models.model import Draft, check_stream
+
+busy_timeout_default_s = 30.0
+
+_record_columns = "e.seq, e.event_id, e.type, e.key, e.tenant, e.emitted_at, e.persisted_at, e.body"
+_of_stream = "stream_id = (SELECT id FROM streams WHERE stream = ?)"
+_read = f"""
+SELECT {_record_columns} FROM events e
+WHERE {_of_stream} AND seq > ? ORDER BY seq LIMIT ?
+"""
+_find = f"SELECT {_record_columns} FROM events e WHERE {_of_stream} AND key = ?"
+_lines = f"SELECT seq, body FROM events WHERE {_of_stream} AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
+_feed = f"""
+SELECT e.position, s.stream, {_record_columns} FROM events e JOIN streams s ON s.id = e.stream_id
+WHERE e.position > ? ORDER BY e.position LIMIT ?
+"""
+_info = "SELECT stream, tenant, last_seq, events, first_persisted_at, last_persisted_at FROM streams"
+_load_snapshot = f"SELECT model, version, seq, digest, body FROM snapshots WHERE {_of_stream} AND model = ?"
+_save_snapshot = """
+INSERT INTO snapshots (stream_id, model, version, seq, digest, body)
+SELECT id, ?, ?, ?, ?, ? FROM streams WHERE stream = ?
+ON CONFLICT (stream_id, model) DO UPDATE
+SET version = excluded.version, seq = excluded.seq, digest = excluded.digest, body = excluded.body
+WHERE excluded.version <> version OR excluded.seq >= seq
+"""
+
+_lines_page = 4096
+_seq_max = 2**63 - 1
+
+
+def open_url(url: str) -> SqliteLog:
+    """`sqlite:PATH`, or `sqlite:PATH?busy_timeout_s=5`."""
+    path, mark, query = url.removeprefix("sqlite:").partition("?")
+    if path.startswith("//"):
+        # sqlite://PATH is what other tools write; three slashes make an absolute path there.
+        path = path.removeprefix("//")
+    if not path or "\0" in path:
+        raise InvalidUrl(f"{url[:80]!r} names no file: write sqlite:PATH")
+    if not mark:
+        return SqliteLog(path)
+    name, _, value = query.partition("=")
+    if name != "busy_timeout_s" or not value.replace(".", "", 1).isdecimal():
+        raise InvalidUrl(f"{query[:80]!r} is no option of a SQLite log: write ?busy_timeout_s=SECONDS")
+    return SqliteLog(path, busy_timeout_s=float(value))
+
+
+class SqliteLog:
+    """A log in one file. Threads and processes may share it; a forked child must open its own."""
+
+    capabilities = frozenset(Capability)
+
+    def __init__(self, path: str | Path, *, busy_timeout_s: float = busy_timeout_default_s) -> None:
+        """Open the file, and make it if it is not there.
+
+        Raises:
+            NotALog: something else is in the file.
+            LogTooNew: a newer Runstate wrote it.
+            LogFailed: it cannot be opened: no such directory, no permission.
+        """
+        self.path = Path(path)
+        self._busy_timeout_s = busy_timeout_s
+        self._pid = os.getpid()
+        self._closed = False
+        self._readers: LifoQueue[sqlite3.Connection] = LifoQueue()
+        _create_private(self.path)
+        first = self._connect()
+        try:
+            prepare(first)
+        except sqlite3.Error as error:
+            raise translate(error) from error
+        finally:
+            first.close()
+        self._writer = Writer(self._connect, busy_timeout_s)
+
+    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
+        check_stream(stream)
+        self._check_open()
+        if not drafts:
+            return []
+        append = Append(stream, drafts, expected_seq)
+        self._writer.append(append)
+        return append.result
+
+    def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
+        check_stream(stream)
+        check_limit(limit)
+        with self._reader() as reader:
+            return [Record(stream, *row) for row in reader.execute(_read, (stream, after_seq, limit))]
+
+    def lines(self, stream: str, *, after_seq: int = 0, until_seq: int | None = None) -> Iterator[bytes]:
+        check_stream(stream)
+        until = _seq_max if until_seq is None else until_seq
+        while True:
+            with self._reader() as reader:
+                page = reader.execute(_lines, (stream, after_seq, until, _lines_page)).fetchall()
+            for _, body in page:
+                yield body
+            if len(page) < _lines_page:
+                return
+            after_seq = page[-1][0]
+
+    def find(self, stream: str, key: str) -> Record | None:
+        check_stream(stream)
+        with self._reader() as reader:
+            row = reader.execute(_find, (stream, key)).fetchone()
+        return Record(stream, *row) if row else None
+
+    def feed(self, *, after: Position | None = None, limit: int = 1000) -> FeedPage:
+        check_limit(limit)
+        if after is not None and not (after.isdecimal() and len(after) < 19):
+            raise InvalidPosition(position=after)
+        with self._reader() as reader:
+            rows = reader.execute(_feed, (int(after or 0), limit)).fetchall()
+        return FeedPage([Record(*row[1:]) for row in rows], Position(str(rows[-1][0])) if rows else after)
+
+    def streams(self, *, after: str = "", limit: int = 1000) -> list[StreamInfo]:
+        check_limit(limit)
+        with self._reader() as reader:
+            rows = reader.execute(f"{_info} WHERE stream > ? ORDER BY stream LIMIT ?", (after, limit))
+            return [StreamInfo(*row) for row in rows]
+
+    def stream(self, stream: str) -> StreamInfo | None:
+        check_stream(stream)
+        with self._reader() as reader:
+            row = reader.execute(f"{_info} WHERE stream = ?", (stream,)).fetchone()
+        return StreamInfo(*row) if row else None
+
+    def load_snapshot(self, stream: str, model: str) -> StoredSnapshot | None:
+        check_stream(stream)
+        with self._reader() as reader:
+            row = reader.execute(_load_snapshot, (stream, model)).fetchone()
+        return StoredSnapshot(*row) if row else None
+
+    def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
+        check_stream(stream)
+        self._check_open()
+        values = (snapshot.model, snapshot.version, snapshot.seq, snapshot.digest, snapshot.body, stream)
+
+        def save(connection: sqlite3.Connection) -> None:
+            if not connection.execute(_save_snapshot, values).rowcount and not _exists(connection, stream):
+                raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+
+        # Not synced: a snapshot that a power cut takes away is rebuilt from the log.
+        self._writer.work(save, durable=False)
+
+    def delete_stream(self, stream: str) -> None:
+        check_stream(stream)
+        self._check_open()
+
+        def delete(connection: sqlite3.Connection) -> None:
+            row = connection.execute("DELETE FROM streams WHERE stream = ? RETURNING id", (stream,)).fetchone()
+            if row is None:
+                raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+            connection.execute("DELETE FROM snapshots WHERE stream_id = ?", row)
+            connection.execute("DELETE FROM events WHERE stream_id = ?", row)
+
+        self._writer.work(delete)
+
+    def verify(self, stream: str | None = None) -> Iterator[Finding]:
+        if stream is not None:
+            check_stream(stream)
+        with self._reader() as reader:
+            yield from verify_file(reader, stream)
+
+    def put_blob(self, data: bytes) -> BlobRef:
+        self._check_open()
+        name = digest(data)
+
+        def put(connection: sqlite3.Connection) -> None:
+            connection.execute("INSERT OR IGNORE INTO blobs VALUES (?, ?)", (name, bytes(data)))
+
+        self._writer.work(put)
+        return BlobRef(f"sha256:{name}")
+
+    def get_blob(self, ref: BlobRef) -> bytes:
+        name = ref.removeprefix("sha256:")
+        with self._reader() as reader:
+            row = reader.execute("SELECT data FROM blobs WHERE digest = ?", (name,)).fetchone()
+        if row is None:
+            raise BlobNotFound(f"There is no blob {ref[:80]!r}", ref=ref)
+        data: bytes = row[0]
+        if digest(data) != name:
+            raise LogDamaged(f"The blob {ref} no longer has that digest", ref=ref)
+        return data
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if os.getpid() == self._pid:
+            self._writer.close()
+        while True:
+            try:
+                self._readers.get_nowait().close()
+            except Empty:
+                return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LogClosed()
+        if os.getpid() != self._pid:
+            raise LogClosed("This process was forked from the one that opened the log; open it again here")
+
+    @contextmanager
+    def _reader(self) -> Iterator[sqlite3.Connection]:
+        """A connection for reading; it goes back to the pool, so that there are as many as threads at work."""
+        self._check_open()
+        try:
+            connection = self._readers.get_nowait()
+        except Empty:
+            connection = self._connect()
+            connection.execute("PRAGMA query_only = ON")
+        try:
+            yield connection
+        except sqlite3.Error as error:
+            raise translate(error) from error
+        finally:
+            if self._closed:
+                connection.close()
+            else:
+                self._readers.put(connection)
+
+    def _connect(self) -> sqlite3.Connection:
+        try:
+            connection = sqlite3.connect(
+                self.path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
+            )
+            # The writer waits in its own way; readers meet a lock only while the file is made or recovered.
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA cache_size = -65536")
+        except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_NOTADB:
+                raise NotALog(f"{self.path} is no SQLite database; it was left untouched") from error
+            if isinstance(error, sqlite3.OperationalError):
+                raise LogFailed(f"{self.path} cannot be opened: {error}") from error
+            raise translate(error) from error
+        return connection
+
+
+def _create_private(path: Path) -> None:
+    """Make the file readable by its owner alone, before SQLite would make it readable by all."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    except OSError as error:
+        raise LogFailed(f"{path} cannot be opened: {error.strerror}") from error
+
+
+def _exists(connection: sqlite3.Connection, stream: str) -> bool:
+    return connection.execute("SELECT 1 FROM streams WHERE stream = ?", (stream,)).fetchone() is not None

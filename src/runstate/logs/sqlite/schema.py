@@ -1,0 +1,133 @@
+"""The tables of a SQLite log, and how an older file becomes a newer one.
+
+Migrations run in one transaction under the write lock, so two processes may open a new file at once.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from runstate.errors import LogTooNew, NotALog
+from runstate.logs.log import now
+
+application_id = 0x52554E53
+"""`RUNS`: marks the file as ours in SQLite's own header."""
+
+_version_1 = """
+CREATE TABLE streams (
+    id                 INTEGER PRIMARY KEY,
+    stream             TEXT NOT NULL UNIQUE,
+    tenant             TEXT NOT NULL,
+    last_seq           INTEGER NOT NULL,
+    events             INTEGER NOT NULL,
+    first_persisted_at TEXT NOT NULL,
+    last_persisted_at  TEXT NOT NULL
+);
+
+-- AUTOINCREMENT: a position is never given twice, not even after the newest stream was deleted. A feed reader
+-- that has passed a position would otherwise never see the event that got it second.
+CREATE TABLE events (
+    position     INTEGER PRIMARY KEY AUTOINCREMENT,
+    stream_id    INTEGER NOT NULL,
+    seq          INTEGER NOT NULL,
+    event_id     TEXT NOT NULL,
+    type         TEXT NOT NULL,
+    key          TEXT NOT NULL,
+    tenant       TEXT NOT NULL,
+    emitted_at   TEXT NOT NULL,
+    persisted_at TEXT NOT NULL,
+    crc          INTEGER NOT NULL,
+    body         BLOB NOT NULL,
+    UNIQUE (stream_id, seq),
+    UNIQUE (stream_id, key)
+);
+
+CREATE TABLE snapshots (
+    stream_id INTEGER NOT NULL,
+    model     TEXT NOT NULL,
+    version   INTEGER NOT NULL,
+    seq       INTEGER NOT NULL,
+    digest    TEXT NOT NULL,
+    body      BLOB NOT NULL,
+    PRIMARY KEY (stream_id, model)
+) WITHOUT ROWID;
+
+CREATE TABLE blobs (
+    digest TEXT PRIMARY KEY,
+    data   BLOB NOT NULL
+) WITHOUT ROWID;
+
+CREATE TRIGGER events_are_never_updated BEFORE UPDATE ON events
+BEGIN SELECT RAISE(ABORT, 'events are append-only: correct a fact by a later fact'); END;
+
+-- Retention removes whole streams: the row in `streams` goes first, and only then may its events go.
+CREATE TRIGGER events_are_never_deleted_singly BEFORE DELETE ON events
+WHEN EXISTS (SELECT 1 FROM streams WHERE id = OLD.stream_id)
+BEGIN SELECT RAISE(ABORT, 'events are append-only: delete the whole stream'); END;
+"""
+
+migrations = [_version_1]
+"""The n-th turns version n into version n + 1. Published ones are never edited."""
+
+
+def prepare(connection: sqlite3.Connection) -> None:
+    """Bring the file to the newest version; make the tables in a new one.
+
+    Raises:
+        NotALog: it holds tables of somebody else.
+        LogTooNew: a newer Runstate wrote it.
+    """
+    if _version(connection) == len(migrations):
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        # Another process may have been faster while this one waited for the lock.
+        for number in range(_version(connection), len(migrations)):
+            for statement in _statements(migrations[number]):
+                connection.execute(statement)
+            connection.execute("INSERT INTO schema_version VALUES (?, ?)", (number + 1, now()))
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.rollback()
+        raise
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    """The file's version: 0 for a new one, whose version table is then made."""
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if "schema_version" in tables and _is_ours(connection):
+        (version,) = connection.execute("SELECT coalesce(max(version), 0) FROM schema_version").fetchone()
+        if version > len(migrations):
+            raise LogTooNew(
+                f"The file has format version {version}, this Runstate knows up to {len(migrations)}; "
+                "upgrade Runstate to open it. It was left untouched",
+                version=version,
+            )
+        return int(version)
+    if tables or _is_foreign(connection):
+        raise NotALog("The file is a SQLite database of another application; it was left untouched")
+    if connection.in_transaction:
+        connection.execute(f"PRAGMA application_id = {application_id}")
+        connection.execute("CREATE TABLE schema_version (version INTEGER PRIMARY KEY, applied_at TEXT NOT NULL)")
+    return 0
+
+
+def _is_ours(connection: sqlite3.Connection) -> bool:
+    (found,) = connection.execute("PRAGMA application_id").fetchone()
+    return bool(found == application_id)
+
+
+def _is_foreign(connection: sqlite3.Connection) -> bool:
+    (found,) = connection.execute("PRAGMA application_id").fetchone()
+    return found not in (0, application_id)
+
+
+def _statements(script: str) -> list[str]:
+    """The statements of a script; executescript() would commit the transaction that they belong to."""
+    statements, current = [], ""
+    for line in script.splitlines(keepends=True):
+        current += line
+        if sqlite3.complete_statement(current):
+            statements.append(current)
+            current = ""
+    return statements

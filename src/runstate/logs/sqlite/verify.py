@@ -1,0 +1,95 @@
+"""What `verify` looks at in a SQLite log: the file's structure, then every row against its checksum and its head."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+
+from runstate.logs.log import Finding
+from runstate.logs.sqlite.appends import checksum
+from runstate.models.canonical import digest
+
+_heads = "SELECT id, stream, last_seq, events FROM streams"
+_rows = """
+SELECT seq, event_id, type, key, tenant, emitted_at, persisted_at, body, crc, position
+FROM events WHERE stream_id = ? ORDER BY seq
+"""
+_orphans = """
+SELECT stream_id, count(*) FROM events WHERE stream_id NOT IN (SELECT id FROM streams) GROUP BY stream_id
+"""
+_snapshots = "SELECT s.stream, n.seq, n.digest, n.body FROM snapshots n JOIN streams s ON s.id = n.stream_id"
+
+
+def verify_file(reader: sqlite3.Connection, stream: str | None) -> Iterator[Finding]:
+    """Findings for one stream, or for the whole file."""
+    only, values = ("", ()) if stream is None else (" WHERE stream = ?", (stream,))
+    if stream is None:
+        yield from _structure(reader)
+        for stream_id, count in reader.execute(_orphans).fetchall():
+            yield Finding(
+                code="sqlite.orphan_events",
+                message=f"{count} events belong to stream number {stream_id}, which is not there",
+            )
+    for head in reader.execute(_heads + only, values).fetchall():
+        yield from _stream(reader, *head)
+    for name, seq, expected, body in reader.execute(_snapshots + only, values):
+        if digest(body) != expected:
+            yield Finding(
+                code="snapshot.digest_mismatch",
+                message="The stored snapshot is not what was saved; it can be rebuilt with 'runstate replay'",
+                stream=name,
+                seq=seq,
+            )
+    if stream is None:
+        for name, data in reader.execute("SELECT digest, data FROM blobs"):
+            if digest(data) != name:
+                yield Finding(code="blob.digest_mismatch", message=f"The blob sha256:{name} was changed")
+
+
+def _structure(reader: sqlite3.Connection) -> Iterator[Finding]:
+    for (message,) in reader.execute("PRAGMA integrity_check"):
+        if message != "ok":
+            yield Finding(code="sqlite.structure", message=message)
+
+
+def _stream(reader: sqlite3.Connection, stream_id: int, stream: str, last_seq: int, events: int) -> Iterator[Finding]:
+    count = last = last_position = 0
+    for *row, crc, position in reader.execute(_rows, (stream_id,)):
+        seq: int = row[0]
+        count += 1
+        if seq != last + 1:
+            yield Finding(
+                code="log.events_missing",
+                message=f"Events {last + 1} to {seq - 1} are gone; the stream is intact up to {last}",
+                stream=stream,
+                seq=last + 1,
+            )
+        if not _intact(row, crc):
+            yield Finding(
+                code="log.event_changed",
+                message=f"The row is not what was appended; the stream is intact up to {last}",
+                stream=stream,
+                seq=seq,
+            )
+        if position <= last_position:
+            yield Finding(
+                code="log.out_of_order",
+                message="The event stands before its predecessor in the feed",
+                stream=stream,
+                seq=seq,
+            )
+        last, last_position = seq, position
+    if last != last_seq or count != events:
+        yield Finding(
+            code="log.events_missing",
+            message=f"The head says {events} events up to {last_seq}, there are {count} up to {last}",
+            stream=stream,
+            seq=last + 1,
+        )
+
+
+def _intact(row: list[object], crc: int) -> bool:
+    try:
+        return checksum(*row) == crc  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # A column that holds another type than the one that was written.
+        return False

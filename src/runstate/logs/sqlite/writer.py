@@ -1,0 +1,206 @@
+"""One thread that writes, and turns concurrent appends into shared transactions.
+
+Callers put jobs into a queue and wait. The thread takes all that are waiting, runs them in one transaction and
+commits once: the more callers wait, the more share the one fsync that takes most of the time. A caller that
+is interrupted cannot break a transaction, because it does not run it.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import threading
+import time
+from _thread import allocate_lock
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+from runstate.errors import (
+    AppendOutcomeUnknown,
+    LogBusy,
+    LogClosed,
+    LogDamaged,
+    LogFailed,
+    LogFull,
+    RunstateError,
+)
+from runstate.logs.log import now
+from runstate.logs.sqlite.appends import Append, KnownKey, append_all
+
+jobs_max = 1000
+"""Jobs that share one transaction; more would only make the first of them wait longer."""
+
+Work = Callable[[sqlite3.Connection], None]
+"""Any other change. It checks first and writes then: when it raises, it has written nothing."""
+
+
+class _Job:
+    """What to write, and its caller's place to wait."""
+
+    __slots__ = ("append", "done", "durable", "error", "work")
+
+    def __init__(self, append: Append | None, work: Work | None, durable: bool) -> None:
+        self.append, self.work, self.durable = append, work, durable
+        self.error: RunstateError | None = None
+        # A bare lock, taken here and released by the writer, wakes its waiter faster than any event object.
+        self.done = allocate_lock()
+        self.done.acquire()
+
+
+class Writer:
+    """Runs jobs in the order they come, as many as possible in one transaction."""
+
+    def __init__(self, connect: Callable[[], sqlite3.Connection], busy_timeout_s: float) -> None:
+        self._connection = connect()
+        self._relaxed = connect()
+        # Without the fsync: for what may be thrown away. The next durable commit syncs it along.
+        self._relaxed.execute("PRAGMA synchronous = NORMAL")
+        self._busy_timeout_s = busy_timeout_s
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._gate = threading.Lock()
+        self._refusal: RunstateError | None = None
+        self._poison: RunstateError | None = None
+        self._thread = threading.Thread(target=self._run, name="runstate-sqlite-writer", daemon=True)
+        self._thread.start()
+
+    def append(self, append: Append) -> None:
+        """Run one append and wait until it is durable.
+
+        Raises:
+            SequenceConflict, LogBusy, LogFull, LogClosed: nothing was written.
+            AppendOutcomeUnknown: it may have been.
+        """
+        self._submit(_Job(append, None, True))
+        if append.error is not None:
+            raise append.error
+
+    def work(self, work: Work, *, durable: bool = True) -> None:
+        """Run any other change and wait for its commit. Raises what `work` raises, and what `append` does."""
+        self._submit(_Job(None, work, durable))
+
+    def close(self) -> None:
+        with self._gate:
+            if self._refusal is None:
+                self._refusal = LogClosed()
+            self._jobs.put(None)
+        self._thread.join()
+
+    def _submit(self, job: _Job) -> None:
+        with self._gate:  # So that no job can slip in behind the last one that the thread takes.
+            if self._refusal is not None:
+                raise self._refusal
+            self._jobs.put(job)
+        job.done.acquire()
+        if job.error is not None:
+            raise job.error
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            group = [job]
+            last = self._take_waiting(group)
+            self._commit(group)
+            if last:
+                break
+        self._connection.close()
+        self._relaxed.close()
+
+    def _take_waiting(self, group: list[_Job]) -> bool:
+        """Add the jobs that are waiting; True when the end of all jobs was among them."""
+        try:
+            while len(group) < jobs_max:
+                job = self._jobs.get_nowait()
+                if job is None:
+                    return True
+                group.append(job)
+        except Empty:
+            pass
+        return False
+
+    def _commit(self, group: list[_Job]) -> None:
+        durable = any(job.durable for job in group)
+        connection = self._connection if durable else self._relaxed
+        failure: RunstateError | None
+        try:
+            if self._poison is not None:
+                raise self._poison
+            self._write(connection, group)
+        except RunstateError as error:
+            failure = error
+        except sqlite3.Error as error:
+            failure = translate(error)
+        except Exception as error:  # noqa: BLE001 - a bug here must reach the callers, not end the thread
+            failure = LogFailed(f"The writer failed: {error!r}")
+        else:
+            failure = self._finish(connection)
+        if connection.in_transaction:
+            connection.rollback()
+        for job in group:
+            job.error = failure or job.error
+            job.done.release()
+
+    def _write(self, connection: sqlite3.Connection, group: list[_Job]) -> None:
+        appends = [job.append for job in group if job.append is not None]
+        self._begin(connection)
+        if appends:
+            try:
+                append_all(connection, appends, now(), look_up=False)
+            except KnownKey:
+                connection.rollback()
+                self._begin(connection)
+                append_all(connection, appends, now(), look_up=True)
+        for job in group:
+            if job.work is not None:
+                try:
+                    job.work(connection)
+                except RunstateError as error:
+                    job.error = error
+
+    def _begin(self, connection: sqlite3.Connection) -> None:
+        """Take the write lock. Other processes write too, and SQLite gives it to whoever asks at the right moment.
+
+        Short random pauses give each of them its turn; SQLite's own back-off of up to 100 ms starves the
+        one that waits.
+        """
+        deadline = time.monotonic() + self._busy_timeout_s
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if _primary_code(error) != sqlite3.SQLITE_BUSY:
+                    raise
+                if time.monotonic() > deadline:
+                    raise LogBusy(
+                        f"Another process has held the log for {self._busy_timeout_s:g} s; try again"
+                    ) from error
+            time.sleep(random.uniform(0.0002, 0.002))  # noqa: S311 - no secret, a pause
+
+    def _finish(self, connection: sqlite3.Connection) -> RunstateError | None:
+        """Commit. A failure here is not an answer: the bytes may or may not have reached the disk."""
+        try:
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            if _primary_code(error) == sqlite3.SQLITE_FULL:
+                return translate(error)
+            # The kernel may have dropped the pages that it could not write: never try again on this handle.
+            self._poison = self._refusal = LogClosed(
+                f"A commit failed ({error}); nothing more is written until the log is opened again"
+            )
+            return AppendOutcomeUnknown(f"The commit failed ({error}); open the log again and send the same keys")
+        return None
+
+
+def translate(error: sqlite3.Error) -> RunstateError:
+    """SQLite's errors in our words. Only reads, and writes that were rolled back, come here."""
+    code = _primary_code(error)
+    if code == sqlite3.SQLITE_BUSY:
+        return LogBusy(f"Another process holds the log ({error}); try again")
+    if code == sqlite3.SQLITE_FULL:
+        return LogFull()
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return LogDamaged(f"SQLite found damage ({error}); keep a copy of the file, then run 'runstate verify'")
+    return LogFailed(f"SQLite refused: {error}")
+
+
+def _primary_code(error: sqlite3.Error) -> int:
+    return int(getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF

@@ -1,0 +1,1 @@
+"""What events mean: typed events, a state, and a pure fold from one to the other."""

@@ -1,0 +1,50 @@
+"""Idempotency keys: which events are the same event, however often they are sent.
+
+The key is the lower-case hex SHA-256 of the fields joined by `|`. Tenant, project, environment and the
+platform's own attempt counter never take part: a retry that another machine makes is still the same event.
+"""
+
+from __future__ import annotations
+
+from runstate.errors import InvalidEvent
+from runstate.models.canonical import digest
+
+run_level = "RUN"
+"""Stands for the step id in the keys of run-level events."""
+
+
+def idempotency_key(
+    *,
+    run_id: str,
+    step_id: str | None,
+    logical_attempt_id: int,
+    event_type: str,
+    plan_id: str,
+    plan_version: str,
+) -> str:
+    """The key of contract v2.
+
+    Raises:
+        InvalidEvent: a field holds `|`, and two different events could get one key.
+    """
+    step = run_level if step_id is None else step_id
+    return _key(run_id, step, str(logical_attempt_id), event_type, plan_id, plan_version)
+
+
+def idempotency_key_v1(
+    *, run_id: str, step_id: str | None, logical_attempt_id: str, event_type: str, plan_version: str
+) -> str:
+    """The key of contract v1, which knows no plan id and keeps attempts as strings.
+
+    Raises:
+        InvalidEvent: a field holds `|`, and two different events could get one key.
+    """
+    step = run_level if step_id is None else step_id
+    return _key(run_id, step, logical_attempt_id, event_type, plan_version)
+
+
+def _key(*fields: str) -> str:
+    for field in fields:
+        if "|" in field:
+            raise InvalidEvent(f"'|' separates the fields of a key and may not stand in one: {field[:80]!r}")
+    return digest("|".join(fields).encode("utf-8"))

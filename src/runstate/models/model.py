@@ -1,0 +1,193 @@
+"""The Model protocol: what a model must know, and the draft that carries an event into a log.
+
+A model owns the JSON of its events and the fold over them. It knows nothing of storage, clocks, randomness
+or I/O: the same lines always give the same state.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+import msgspec
+
+from runstate.errors import InvalidStream
+from runstate.models.canonical import digest
+
+W = TypeVar("W")
+"""What a producer writes."""
+E = TypeVar("E")
+"""What a reader gets: the event with its place and time."""
+S = TypeVar("S")
+"""What the events fold into."""
+
+
+class Alert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Something a person should know about, as data. Equal `alert_id`s are one alert, however often raised."""
+
+    code: str
+    level: Literal["P1", "P2", "P3"]
+    subject: str
+    """What the alert is about: a stream, or the projector."""
+    event_id: str = ""
+    details: dict[str, Any] = {}
+
+    @property
+    def alert_id(self) -> str:
+        return f"{self.code}:{self.subject}:{self.event_id}"
+
+
+AlertSink = Callable[[Alert], None]
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """An event on its way into a log: its envelope, and the JSON that its model wrote for it.
+
+    The line is whole only when the log has assigned `seq` and `persisted_at`, so the draft keeps the text
+    around those two.
+    """
+
+    event_id: str
+    type: str
+    key: str
+    tenant: str
+    emitted_at: str
+    prefix: bytes
+    """The opening of the line, with places for `seq` and `persisted_at`: `{"seq":%d,"persistedAt":"%b",`."""
+    tail: bytes
+    """The rest of the line, up to and with its closing brace."""
+    volatile: frozenset[str] = frozenset()
+    """Names of the members that an honest retry may send differently."""
+
+    def render(self, seq: int, persisted_at: str) -> bytes:
+        """The event's line, as every log stores it and every reader gets it."""
+        return self.prefix % (seq, persisted_at.encode()) + self.tail
+
+    def same_content(self, stored: bytes) -> bool:
+        """Whether the stored line says what this draft says, apart from what a retry may change."""
+        return self._content(b"{" + self.tail) == self._content(stored)
+
+    def _content(self, line: bytes) -> dict[str, Any]:
+        members: dict[str, Any] = msgspec.json.decode(line)
+        placed: dict[str, Any] = msgspec.json.decode(self.prefix % (0, b"") + b'"":0}')
+        return {n: v for n, v in members.items() if n not in self.volatile and n not in placed}
+
+
+class Model(ABC, Generic[W, E, S]):
+    """What the events of one kind of run mean.
+
+    Subclass it for full control, or `TaggedModel` to write a model in a dozen lines.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int]
+    """Raise it with every change of the fold or the state: snapshots of another version are rebuilt."""
+    seq_name: ClassVar[str] = "seq"
+    """What this model's JSON calls the sequence number."""
+
+    @abstractmethod
+    def parse(self, line: bytes) -> W:
+        """One event from outside, checked against its schema.
+
+        Raises:
+            InvalidJson, InvalidEvent: what is wrong, and where in the document.
+        """
+
+    def check_line(self, line: bytes) -> None:
+        """Check a line of either shape: as a producer writes it, or as a log has stored it.
+
+        Raises:
+            InvalidJson, InvalidEvent, KeyMismatch: what is wrong, and where in the document.
+        """
+        self.parse(line)
+
+    @abstractmethod
+    def draft(self, event: W) -> tuple[str, Draft]:
+        """The stream that an event belongs to, and its draft.
+
+        Raises:
+            InvalidEvent: the event was put together wrongly.
+        """
+
+    def expected_key(self, event: W) -> str | None:
+        """The idempotency key that the event's fields give, or None where it cannot be derived."""
+        return None
+
+    @abstractmethod
+    def decode(self, body: bytes) -> E:
+        """A stored line as a typed event, brought up to the newest version of its type."""
+
+    @abstractmethod
+    def initial(self, stream: str) -> S:
+        """The state before the first event."""
+
+    @abstractmethod
+    def evolve(self, state: S, event: E) -> S:
+        """The state after one more event. Pure: `state` is left as it was, and nothing else is looked at."""
+
+    def refusals(self, state: S, event: E) -> list[Alert]:
+        """Why the event is impossible in this state; empty when it is possible."""
+        return []
+
+    def fold(self, state: S, lines: Iterable[bytes], alert: AlertSink | None = None) -> S:
+        """Evolve over stored lines, in order. Takes `state` over: the caller goes on with the result alone.
+
+        A model may do this faster than one `evolve` at a time, never differently.
+        """
+        for line in lines:
+            event = self.decode(line)
+            if alert is not None:
+                for refusal in self.refusals(state, event):
+                    alert(refusal)
+            state = self.evolve(state, event)
+        return state
+
+    @abstractmethod
+    def dump(self, state: S) -> bytes:
+        """The state's bytes: the same for the same state, on every machine."""
+
+    @abstractmethod
+    def load(self, data: bytes) -> S:
+        """The state that `dump` wrote.
+
+        Raises:
+            InvalidJson: the bytes are not what `dump` wrote.
+        """
+
+    def status(self, state: S) -> str:
+        """One word for a list of streams."""
+        return ""
+
+
+# Slashes and `..` would leave a log's directory, control characters would break its lines, and what is
+# longer than this makes no file name once a suffix is added.
+stream_bytes_max = 200
+_stream_pattern = re.compile(r"(?!\.{1,2}\Z)[^/\\\x00-\x1f\x7f]+")
+
+
+def check_stream(stream: str) -> None:
+    """Refuse a stream id that could not be a file's name in every log.
+
+    Raises:
+        InvalidStream: with the rule that it breaks.
+    """
+    if not _stream_pattern.fullmatch(stream):
+        raise InvalidStream(
+            f"The stream id {stream[:80]!r} is refused: not empty, no slash, no backslash, "
+            "no control character, not '.' or '..'",
+            stream=stream[:stream_bytes_max],
+        )
+    if len(stream) > stream_bytes_max or len(stream.encode("utf-8", "replace")) > stream_bytes_max:
+        raise InvalidStream(
+            f"The stream id {stream[:40]!r}… is refused: longer than {stream_bytes_max} bytes",
+            stream=stream[:stream_bytes_max],
+        )
+
+
+def stable_uuid(*parts: str) -> str:
+    """A UUID (of version 4's form) that the same parts always give, so that a retry needs no memory."""
+    hexes = digest("\x1f".join(parts).encode("utf-8", "surrogatepass"))[:32]
+    variant = "89ab"[int(hexes[16], 16) % 4]
+    return f"{hexes[:8]}-{hexes[8:12]}-4{hexes[13:16]}-{variant}{hexes[17:20]}-{hexes[20:]}"

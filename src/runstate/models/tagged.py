@@ -1,0 +1,108 @@
+"""A model of your own, in a dozen lines: tagged structs for events, a struct for the state, and `evolve`.
+
+class Opened(msgspec.Struct, tag="opened", frozen=True): ...
+
+class Door(TaggedModel[Opened | Closed, DoorState]):
+    name, version = "door", 1
+    events, state = Opened | Closed, DoorState
+
+    def evolve(self, state, fact): ...
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+
+from runstate.errors import InvalidEvent, InvalidJson
+from runstate.models.canonical import canonical, check_value, parse
+from runstate.models.model import Draft, Model, S, check_stream, stable_uuid
+
+T = TypeVar("T")
+
+_prefix = b'{"seq":%d,"persistedAt":"%b",'
+_volatile = frozenset({"emittedAt"})
+
+
+class Fact(msgspec.Struct, Generic[T], frozen=True, rename="camel", omit_defaults=True):
+    """One event with its envelope. `seq` and `persisted_at` are the log's to fill."""
+
+    stream: str
+    event: T
+    key: str
+    """Names this fact within its stream: sending the same key again changes nothing."""
+    tenant: str = ""
+    emitted_at: str = ""
+    seq: int = 0
+    persisted_at: str = ""
+
+    @property
+    def event_id(self) -> str:
+        return stable_uuid(self.stream, self.key)
+
+
+class TaggedModel(Model[Fact[T], Fact[T], S], Generic[T, S]):
+    """A model whose events are tagged `msgspec` structs. A subclass names them and writes `evolve`."""
+
+    events: ClassVar[Any]
+    """The union of the event structs."""
+    state: ClassVar[Any]
+    """The struct of the state; it must be possible to make one without arguments."""
+
+    def initial(self, stream: str) -> S:
+        made: S = self.state()
+        return made
+
+    def parse(self, line: bytes) -> Fact[T]:
+        try:
+            fact: Fact[T] = msgspec.convert(parse(line), Fact[self.events])  # type: ignore[name-defined]
+        except msgspec.ValidationError as error:
+            raise InvalidEvent(f"{error}") from error
+        if fact.seq or fact.persisted_at:
+            raise InvalidEvent("seq and persistedAt are assigned by the log; leave them out")
+        return fact
+
+    def draft(self, event: Fact[T]) -> tuple[str, Draft]:
+        check_stream(event.stream)
+        if not event.key or len(event.key) > 256:
+            raise InvalidEvent("A fact needs a key of 1 to 256 characters that names it within its stream")
+        try:
+            check_value(msgspec.to_builtins(event.event))
+            encoded = msgspec.json.encode(event)
+            # Decoding what was encoded catches a struct that was filled with values of the wrong types.
+            self._decoder.decode(encoded)
+        except (InvalidJson, msgspec.ValidationError, TypeError) as error:
+            raise InvalidEvent(f"{error}") from error
+        return (
+            event.stream,
+            Draft(
+                event_id=event.event_id,
+                type=str(type(event.event).__struct_config__.tag),  # type: ignore[attr-defined]
+                key=event.key,
+                tenant=event.tenant,
+                emitted_at=event.emitted_at,
+                prefix=_prefix,
+                tail=encoded[1:],
+                volatile=_volatile,
+            ),
+        )
+
+    def decode(self, body: bytes) -> Fact[T]:
+        fact: Fact[T] = self._decoder.decode(body)
+        return fact
+
+    def dump(self, state: S) -> bytes:
+        return canonical(msgspec.to_builtins(state))
+
+    def load(self, data: bytes) -> S:
+        try:
+            loaded: S = msgspec.json.decode(data, type=self.state)
+        except msgspec.MsgspecError as error:
+            raise InvalidJson(f"Not a state of the model {self.name}: {error}") from error
+        return loaded
+
+    @cached_property
+    def _decoder(self) -> msgspec.json.Decoder[Any]:
+        return msgspec.json.Decoder(Fact[self.events])  # type: ignore[name-defined]

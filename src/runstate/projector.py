@@ -1,0 +1,205 @@
+"""The projector: follows a log's feed and keeps a snapshot of every stream, at most a second behind.
+
+It trusts nothing but sequence numbers. One that comes too early means that something is missing between: the
+stream is marked STALE and rebuilt from the log. One that comes late fills such a gap, and the stream is rebuilt
+again. A gap that is never filled is normal too, and ends as soon as the log has been read once more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+
+from runstate.errors import RunstateError
+from runstate.logs.log import Position, Record
+from runstate.models.model import Alert
+from runstate.store import Store
+
+lag_normal_s = 1.0
+"""At most this far behind is as it should be; here an open `PROJECTOR_LAG_HIGH` is cleared."""
+lag_high_s = 5.0
+"""Further behind than this raises `PROJECTOR_LAG_HIGH`."""
+lag_resync_s = 10.0
+"""Events older than this are not applied one by one: their stream is read from the log to its end."""
+
+_states_max = 10_000
+"""States held in memory; a stream whose state was let go starts again from its snapshot on file."""
+
+
+class Projection(msgspec.Struct, rename="camel"):
+    """How far one stream has been projected."""
+
+    stream: str
+    watermark: int = 0
+    """The last sequence number in the state."""
+    applied: int = 0
+    """How many events are in the state. Fewer than the watermark: there are gaps below it."""
+    observed: int = 0
+    """The highest sequence number seen. STALE ends when the watermark has come this far."""
+    status: Literal["LIVE", "STALE"] = "LIVE"
+    late: bool = False
+    """Something arrived below the watermark: only folding the whole stream again puts it in its place."""
+    resyncs: int = 0
+
+
+class Projector:
+    """Call `poll` in a loop, or let `run` do it. Reprocessing from any earlier position changes nothing."""
+
+    def __init__(
+        self,
+        store: Store[Any, Any, Any],
+        *,
+        after: Position | None = None,
+        page_events: int = 1000,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._store, self._page_events, self._clock = store, page_events, clock
+        self._projections: dict[str, Projection] = {}
+        self._states: OrderedDict[str, Any] = OrderedDict()
+        self._caught_up_at = clock()
+        self.position = after
+        """Where the feed is read next. Keep it, to go on from here in another process."""
+        self.lag_s = 0.0
+        """The age of the oldest event that is not projected yet, when last measured."""
+
+    def poll(self) -> int:
+        """Project the next page of the feed, and whatever is STALE. Returns how many events came."""
+        page = self._store.log.feed(after=self.position, limit=self._page_events)
+        by_stream: dict[str, list[Record]] = {}
+        for record in page.records:
+            by_stream.setdefault(record.stream, []).append(record)
+        for stream, records in by_stream.items():
+            self.observe(stream, records)
+        self.sweep()
+        self.position = page.next
+        self.heartbeat()
+        return len(page.records)
+
+    def run(self, stop: threading.Event, *, interval_s: float = 0.2) -> None:
+        """Poll until told to stop. A log that is away for a while is waited for, and the lag says how long."""
+        while not stop.is_set():
+            try:
+                events = self.poll()
+            except RunstateError as error:
+                if not error.retryable:
+                    raise
+                events = 0
+                self._measured((self._clock() - self._caught_up_at).total_seconds())
+            if events == 0:
+                stop.wait(interval_s)
+
+    def observe(self, stream: str, records: Iterable[Record]) -> None:
+        """Take in what one fetch gave of a stream: ascending, perhaps with gaps, perhaps late, perhaps known."""
+        projection = self.projection(stream)
+        fresh: list[Record] = []
+        for record in records:
+            projection.observed = max(projection.observed, record.seq)
+            following = projection.watermark + len(fresh) + 1
+            if projection.status == "STALE":
+                continue  # The resync reads all of it from the log.
+            if record.seq > following:
+                self._store.alerts.raise_once(_gap(record, following))
+                projection.status = "STALE"
+            elif record.seq < following:
+                # Without a gap below the watermark, this is only an event that was applied before.
+                projection.late = projection.applied < projection.watermark
+                projection.status = "STALE" if projection.late else "LIVE"
+            elif self._age_s(record) > lag_resync_s:
+                projection.status = "STALE"
+            else:
+                fresh.append(record)
+        if fresh:
+            self._apply(projection, [record.body for record in fresh], fresh[-1].seq)
+
+    def sweep(self) -> None:
+        """Resync every STALE stream, also those of which nothing new arrives."""
+        for projection in [p for p in self._projections.values() if p.status == "STALE"]:
+            self._resync(projection)
+
+    def heartbeat(self) -> float:
+        """Measure the lag, also when nothing moves. `PROJECTOR_LAG_HIGH` is raised once, and cleared."""
+        waiting = self._store.log.feed(after=self.position, limit=1).records
+        if not waiting:
+            self._caught_up_at = self._clock()
+        return self._measured(self._age_s(waiting[0]) if waiting else 0.0)
+
+    def projection(self, stream: str) -> Projection:
+        """How far a stream has been projected; one not seen before starts from its snapshot on file."""
+        found = self._projections.get(stream)
+        if found is None:
+            found = self._projections[stream] = Projection(stream)
+            self._restore(found)
+        return found
+
+    def _restore(self, projection: Projection) -> None:
+        stored, info = self._store.stored_snapshot(projection.stream), self._store.log.stream(projection.stream)
+        if stored is None or info is None:
+            self._states[projection.stream] = self._store.model.initial(projection.stream)
+            return
+        self._states[projection.stream] = self._store.model.load(stored.body)
+        projection.watermark = projection.observed = stored.seq
+        # A log without gaps leaves none in its snapshots. Otherwise assume one: at worst a stream is read again.
+        projection.applied = stored.seq if info.events == info.last_seq else 0
+
+    def _apply(self, projection: Projection, lines: list[bytes], watermark: int) -> None:
+        stream = projection.stream
+        # Taken out while it is folded: should that fail half way, nobody goes on with half a state.
+        state = self._states.pop(stream)
+        state = self._store.model.fold(state, lines, self._store.alerts.raise_once)
+        projection.watermark = watermark
+        projection.applied += len(lines)
+        self._keep(stream, state, watermark)
+
+    def _resync(self, projection: Projection) -> None:
+        """Read the stream from the log to its end: what is missing, or all of it when something came late."""
+        stream = projection.stream
+        if self._store.log.stream(stream) is None:
+            # Deleted in mid-flight: there is nothing left to project.
+            del self._projections[stream]
+            self._states.pop(stream, None)
+            return
+        if projection.late or stream not in self._states:
+            self._states[stream] = self._store.model.initial(stream)
+            projection.watermark = projection.applied = 0
+        projection.resyncs += 1
+        while page := self._store.log.read(stream, after_seq=projection.watermark, limit=self._page_events):
+            self._apply(projection, [record.body for record in page], page[-1].seq)
+        if projection.watermark >= projection.observed:
+            projection.status, projection.late = "LIVE", False
+
+    def _keep(self, stream: str, state: Any, watermark: int) -> None:
+        self._store.keep_snapshot(stream, state, watermark)
+        self._states[stream] = state
+        while len(self._states) > _states_max:
+            forgotten, _ = self._states.popitem(last=False)
+            del self._projections[forgotten]
+
+    def _measured(self, lag_s: float) -> float:
+        self.lag_s = lag_s
+        if lag_s > lag_high_s:
+            self._store.alerts.raise_once(_lag_high)
+        elif lag_s <= lag_normal_s:
+            self._store.alerts.clear(_lag_high.alert_id)
+        return lag_s
+
+    def _age_s(self, record: Record) -> float:
+        """How long ago a record was stored; a clock that was set back makes it zero, never negative."""
+        return max(0.0, (self._clock() - datetime.fromisoformat(record.persisted_at)).total_seconds())
+
+
+_lag_high = Alert(code="PROJECTOR_LAG_HIGH", level="P2", subject="projector", details={"thresholdSeconds": lag_high_s})
+
+
+def _gap(record: Record, expected: int) -> Alert:
+    return Alert(
+        code="PROJECTOR_NON_CONTIGUOUS_FETCH_DETECTED",
+        level="P3",
+        subject=record.stream,
+        event_id=record.event_id,
+        details={"stream": record.stream, "expectedSeq": expected, "observedSeq": record.seq},
+    )

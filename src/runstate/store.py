@@ -1,0 +1,385 @@
+"""A log read through a model: append typed events, read them back, and see the state they fold into.
+
+This is the contract of a run state store. `append_event` may always be retried; `project_snapshot` is the truth
+from the log; `get_snapshot` is what was last kept of it, which may be behind and may be None.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from threading import Lock
+from typing import Any, Generic, Self
+
+import msgspec
+
+from runstate.alerts import AlertBook
+from runstate.changes import Change, changes
+from runstate.errors import (
+    EventTooLarge,
+    InvalidTransition,
+    KeyMismatch,
+    RunstateError,
+    SequenceConflict,
+    StreamNotFound,
+)
+from runstate.logs.log import AppendResult, EventLog, StoredSnapshot, now
+from runstate.logs.registry import open_log
+from runstate.models.canonical import digest
+from runstate.models.engine.events import RunEventRecord
+from runstate.models.engine.model import EngineEvent
+from runstate.models.engine.state import RunSnapshot
+from runstate.models.model import Alert, AlertSink, Draft, E, Model, S, W
+from runstate.models.registry import find_model
+from runstate.producer import RunProducer
+
+event_bytes_default = 1024 * 1024
+"""An event larger than this is refused unless the store was opened with another limit."""
+
+_states_max = 1000
+"""States that a store keeps in memory between appends; a forgotten one is loaded again."""
+
+
+def open(
+    url: str,
+    model: str | Model[W, E, S] = "engine",
+    *,
+    snapshot_every: int = 1,
+    check_transitions: bool = False,
+    strict_keys: bool = False,
+    event_bytes_max: int = event_bytes_default,
+    on_alert: AlertSink | None = None,
+) -> Store[W, E, S]:
+    """Open the log at `url` and read it through `model`: a name, `file.py:Class`, or a model of your own.
+
+    Args:
+        snapshot_every: keep a snapshot with every append (1), once this many events have come (n), or never (0).
+        check_transitions: refuse an event that is impossible in the state that its stream is in.
+        strict_keys: refuse an event whose key is not the one that its fields give.
+        event_bytes_max: the size beyond which an event is refused.
+        on_alert: called once for each new alert; by default alerts go to the logger `runstate.alerts`.
+
+    Raises:
+        InvalidUrl, UnknownModel, NotALog, LogTooNew, LogFailed: nothing was opened, and nothing changed.
+    """
+    found: Model[W, E, S] = find_model(model) if isinstance(model, str) else model
+    return Store(
+        open_log(url),
+        found,
+        snapshot_every=snapshot_every,
+        check_transitions=check_transitions,
+        strict_keys=strict_keys,
+        event_bytes_max=event_bytes_max,
+        on_alert=on_alert,
+    )
+
+
+class _Kept(Generic[S]):
+    """A state in memory, and how far it and its copy in the log have come."""
+
+    __slots__ = ("saved_seq", "seq", "state")
+
+    def __init__(self, state: S, seq: int, saved_seq: int) -> None:
+        self.state, self.seq, self.saved_seq = state, seq, saved_seq
+
+
+class Store(Generic[W, E, S]):
+    """Typed events in, state out. Safe to share between threads."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        model: Model[W, E, S],
+        *,
+        snapshot_every: int = 1,
+        check_transitions: bool = False,
+        strict_keys: bool = False,
+        event_bytes_max: int = event_bytes_default,
+        on_alert: AlertSink | None = None,
+    ) -> None:
+        if snapshot_every < 0:
+            raise ValueError("snapshot_every is 0 (never), 1 (with every append) or a number of events")
+        self.log, self.model, self.alerts = log, model, AlertBook(on_alert)
+        self._snapshot_every, self._event_bytes_max = snapshot_every, event_bytes_max
+        self._check_transitions, self._strict_keys = check_transitions, strict_keys
+        self._kept: OrderedDict[str, _Kept[S]] = OrderedDict()
+        self._kept_lock = Lock()
+        # Striped by stream: threads on different streams never wait for each other's folds.
+        self._fold_locks = [Lock() for _ in range(64)]
+
+    # --- writing ---------------------------------------------------------------------------------------
+
+    def append_event(self, event: W, *, expected_seq: int | None = None) -> AppendResult:
+        """Append one event. Once this returns, it survives a power cut; sending it again changes nothing.
+
+        Raises:
+            InvalidEvent, InvalidStream, EventTooLarge, KeyMismatch, InvalidTransition: nothing was written.
+            SequenceConflict: the stream is not at `expected_seq`.
+            AppendOutcomeUnknown, LogBusy, LogFull: try again with the same event.
+        """
+        stream, draft = self._draft(event)
+        return self._append(stream, [draft], expected_seq)[0]
+
+    def append_events(self, events: Sequence[W]) -> list[AppendResult]:
+        """Append many events: all are checked before any is written, and each stream gets all of its own or none.
+
+        Raises:
+            what `append_event` raises, with `index` among the error's details.
+        """
+        by_stream: dict[str, list[tuple[int, Draft]]] = {}
+        for index, event in enumerate(events):
+            try:
+                stream, draft = self._draft(event)
+            except RunstateError as error:
+                error.details["index"] = index
+                raise
+            by_stream.setdefault(stream, []).append((index, draft))
+        results: list[Any] = [None] * len(events)
+        for stream, numbered in by_stream.items():
+            appended = self._append(stream, [draft for _, draft in numbered], None)
+            for (index, _), result in zip(numbered, appended, strict=True):
+                results[index] = result
+        return results
+
+    def run(
+        self: Store[EngineEvent, RunEventRecord, RunSnapshot],
+        run_id: str,
+        *,
+        tenant: str,
+        plan: str,
+        project: str = "default",
+        environment: str = "default",
+        plan_version: str = "1",
+    ) -> RunProducer:
+        """A producer for one run of the engine model: it derives keys and refuses what is impossible."""
+        return RunProducer(
+            self,
+            run_id,
+            tenant=tenant,
+            project=project,
+            environment=environment,
+            plan=plan,
+            plan_version=plan_version,
+        )
+
+    def delete_stream(self, stream: str) -> None:
+        """Delete a whole stream, for retention.
+
+        Raises:
+            StreamNotFound: there is no such stream.
+        """
+        self.log.delete_stream(stream)
+        with self._kept_lock:
+            self._kept.pop(stream, None)
+
+    # --- reading ---------------------------------------------------------------------------------------
+
+    def fetch_events(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[E]:
+        """At most `limit` events with `seq > after_seq`, ascending; empty for a stream that is not there."""
+        decode = self.model.decode
+        return [decode(record.body) for record in self.log.read(stream, after_seq=after_seq, limit=limit)]
+
+    def get_snapshot(self, stream: str) -> S | None:
+        """The snapshot that is on file, or None. It may be behind the log; it is never ahead of it."""
+        stored = self.stored_snapshot(stream)
+        return None if stored is None else self.model.load(stored.body)
+
+    def project_snapshot(self, stream: str) -> S:
+        """The state, folded from the log alone.
+
+        Raises:
+            StreamNotFound: there is no such stream.
+        """
+        return self.snapshot_at(stream)
+
+    def snapshot_at(self, stream: str, *, seq: int | None = None, at: datetime | str | None = None) -> S:
+        """The state as of a place in the stream, or as of a time: up to the last event stored by then.
+
+        Raises:
+            StreamNotFound: there is no such stream.
+        """
+        if seq is not None and at is not None:
+            raise ValueError("seq and at are two ways to say one thing; give one of them")
+        if self.log.stream(stream) is None:
+            raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+        until = seq if at is None else self._seq_at(stream, at)
+        return self._fold(self.model.initial(stream), stream, 0, until)
+
+    def current_state(self, stream: str) -> S:
+        """The state now: the snapshot on file brought up to date. The initial state where there is no stream."""
+        stored = self.stored_snapshot(stream)
+        if stored is None:
+            return self._fold(self.model.initial(stream), stream, 0, None)
+        return self._fold(self.model.load(stored.body), stream, stored.seq, None)
+
+    def diff(self, stream: str, *, from_seq: int, to_seq: int) -> list[Change]:
+        """What changed in the state between two places in the stream."""
+        before = self.model.dump(self.snapshot_at(stream, seq=from_seq))
+        after = self.model.dump(self.snapshot_at(stream, seq=to_seq))
+        return changes(msgspec.json.decode(before), msgspec.json.decode(after))
+
+    def holds_key(self, stream: str, key: str) -> bool:
+        """Whether the stream holds an event under this idempotency key."""
+        return self.log.find(stream, key) is not None
+
+    def stored_snapshot(self, stream: str) -> StoredSnapshot | None:
+        """What is on file, if this version of the model wrote it. Another version's state is discarded."""
+        stored = self.log.load_snapshot(stream, self.model.name)
+        return stored if stored is not None and stored.version == self.model.version else None
+
+    def keep_snapshot(self, stream: str, state: S, seq: int) -> None:
+        """Put a state on file. A stream that was deleted meanwhile has nothing left to keep a snapshot of."""
+        with suppress(StreamNotFound):
+            self.log.save_snapshot(stream, self._snapshot(state, seq))
+
+    def rebuild_snapshot(self, stream: str) -> StoredSnapshot:
+        """Fold the stream from its first event and keep the result in place of what was kept.
+
+        Raises:
+            StreamNotFound: there is no such stream.
+        """
+        fresh = self.fresh_snapshot(stream)
+        self.log.save_snapshot(stream, fresh)
+        return fresh
+
+    def fresh_snapshot(self, stream: str) -> StoredSnapshot:
+        """The snapshot that the log gives now, whatever is kept.
+
+        Raises:
+            StreamNotFound: there is no such stream.
+        """
+        info = self.log.stream(stream)
+        if info is None:
+            raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+        return self._snapshot(self.snapshot_at(stream, seq=info.last_seq), info.last_seq)
+
+    def close(self) -> None:
+        self.log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # --- how -------------------------------------------------------------------------------------------
+
+    def _draft(self, event: W) -> tuple[str, Draft]:
+        stream, draft = self.model.draft(event)
+        if len(draft.tail) > self._event_bytes_max:
+            raise EventTooLarge(
+                f"The event has {len(draft.tail)} bytes, the limit is {self._event_bytes_max}; "
+                "keep the payload as a blob and append its reference, or open the store with a larger event_bytes_max",
+                bytes=len(draft.tail),
+            )
+        if self._strict_keys:
+            expected = self.model.expected_key(event)
+            if expected is not None and expected != draft.key:
+                raise KeyMismatch(f"The key {draft.key[:80]!r} is not the one that the event's fields give: {expected}")
+        return stream, draft
+
+    def _append(self, stream: str, drafts: list[Draft], expected_seq: int | None) -> list[AppendResult]:
+        if self._check_transitions:
+            results = self._append_possible(stream, drafts, expected_seq)
+        else:
+            results = self.log.append(stream, drafts, expected_seq=expected_seq)
+        for draft, result in zip(drafts, results, strict=True):
+            if result.mismatch:
+                self.alerts.raise_once(_mismatch(stream, draft, result))
+        if self._snapshot_every and any(result.persisted for result in results):
+            self._maintain_snapshot(stream, drafts, results)
+        return results
+
+    def _append_possible(self, stream: str, drafts: list[Draft], expected_seq: int | None) -> list[AppendResult]:
+        """Append only what is possible in the state that the stream is in, whoever else appends meanwhile."""
+        while True:
+            info = self.log.stream(stream)
+            seq = 0 if info is None else info.last_seq
+            self._refuse_impossible(stream, [d for d in drafts if not self.holds_key(stream, d.key)], seq)
+            try:
+                return self.log.append(stream, drafts, expected_seq=seq if expected_seq is None else expected_seq)
+            except SequenceConflict:
+                if expected_seq is not None:
+                    raise
+
+    def _refuse_impossible(self, stream: str, drafts: list[Draft], seq: int) -> None:
+        state = self._fold(self.model.initial(stream), stream, 0, seq)
+        for index, draft in enumerate(drafts):
+            event = self.model.decode(draft.render(seq + index + 1, now()))
+            for refusal in self.model.refusals(state, event):
+                prior, attempted = refusal.details.get("priorState"), refusal.details.get("attemptedState")
+                raise InvalidTransition(
+                    f"{draft.type} is impossible: {prior} does not become {attempted}; nothing was written",
+                    **refusal.details,
+                )
+            state = self.model.evolve(state, event)
+
+    def _maintain_snapshot(self, stream: str, drafts: list[Draft], results: list[AppendResult]) -> None:
+        new = [(result.seq, draft) for draft, result in zip(drafts, results, strict=True) if result.persisted]
+        first, last = new[0][0], new[-1][0]
+        with self._fold_locks[hash(stream) % len(self._fold_locks)]:
+            kept = self._kept_state(stream)
+            if kept.seq >= last:
+                return  # Another thread, whose append came later, was here first and has folded this one too.
+            if kept.seq == first - 1 and last - first + 1 == len(new):
+                lines = [draft.render(result.seq, result.persisted_at) for draft, result in _persisted(drafts, results)]
+                kept.state = self.model.fold(kept.state, lines, self.alerts.raise_once)
+            else:
+                kept.state = self._fold(kept.state, stream, kept.seq, last)
+            kept.seq = last
+            if last - kept.saved_seq >= self._snapshot_every:
+                self.keep_snapshot(stream, kept.state, last)
+                kept.saved_seq = last
+
+    def _kept_state(self, stream: str) -> _Kept[S]:
+        with self._kept_lock:
+            kept = self._kept.get(stream)
+            if kept is not None:
+                self._kept.move_to_end(stream)
+                return kept
+        stored = self.stored_snapshot(stream)
+        if stored is None:
+            kept = _Kept(self.model.initial(stream), 0, 0)
+        else:
+            kept = _Kept(self.model.load(stored.body), stored.seq, stored.seq)
+        with self._kept_lock:
+            self._kept[stream] = kept
+            if len(self._kept) > _states_max:
+                self._kept.popitem(last=False)
+        return kept
+
+    def _snapshot(self, state: S, seq: int) -> StoredSnapshot:
+        body = self.model.dump(state)
+        return StoredSnapshot(self.model.name, self.model.version, seq, digest(body), body)
+
+    def _fold(self, state: S, stream: str, after_seq: int, until_seq: int | None) -> S:
+        lines = self.log.lines(stream, after_seq=after_seq, until_seq=until_seq)
+        return self.model.fold(state, lines, self.alerts.raise_once)
+
+    def _seq_at(self, stream: str, at: datetime | str) -> int:
+        """The last seq that was stored by a time. A prefix, even if the authority's clock once went backwards."""
+        moment = datetime.fromisoformat(at) if isinstance(at, str) else at
+        if moment.tzinfo is None:
+            raise ValueError(f"{at} has no zone; write it like 2026-11-15T09:30:00Z")
+        found = after_seq = 0
+        while page := self.log.read(stream, after_seq=after_seq):
+            after_seq = page[-1].seq
+            stored_by_then = [r.seq for r in page if datetime.fromisoformat(r.persisted_at) <= moment]
+            found = max([found, *stored_by_then])
+        return found
+
+
+def _persisted(drafts: list[Draft], results: list[AppendResult]) -> list[tuple[Draft, AppendResult]]:
+    return [(draft, result) for draft, result in zip(drafts, results, strict=True) if result.persisted]
+
+
+def _mismatch(stream: str, draft: Draft, result: AppendResult) -> Alert:
+    return Alert(
+        code="IDEMPOTENCY_CONTENT_MISMATCH",
+        level="P2",
+        subject=stream,
+        event_id=draft.event_id,
+        details={"key": draft.key, "type": draft.type, "storedEventId": result.event_id, "storedSeq": result.seq},
+    )
