@@ -141,6 +141,12 @@ class LogDamaged(RunstateError):
     code = "log.damaged"
 
 
+class LogNotFound(RunstateError):
+    """There is no log at that place."""
+
+    code = "log.not_found"
+
+
 class NotALog(RunstateError):
     """The file is there, but it is no log of this kind; it was left untouched."""
 

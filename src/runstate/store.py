@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from threading import Lock
-from typing import Any, Generic, Self
+from typing import Any, Generic, Literal, Self, TypedDict, Unpack, overload
 
 import msgspec
 
@@ -42,38 +42,43 @@ _states_max = 1000
 """States that a store keeps in memory between appends; a forgotten one is loaded again."""
 
 
+class StoreOptions(TypedDict, total=False):
+    """How a store behaves."""
+
+    snapshot_every: int
+    """Keep a snapshot with every append (1, the default), once this many events have come (n), or never (0)."""
+    check_transitions: bool
+    """Refuse an event that is impossible in the state that its stream is in. Default: it is kept, and flagged."""
+    strict_keys: bool
+    """Refuse an event whose key is not the one that its fields give. Default: a store takes the key it is given."""
+    event_bytes_max: int
+    """The size beyond which an event is refused. Default: 1 MiB."""
+    on_alert: AlertSink | None
+    """Called once for each new alert. Default: alerts go to the logger `runstate.alerts`."""
+
+
+@overload
 def open(
-    url: str,
-    model: str | Model[W, E, S] = "engine",
-    *,
-    snapshot_every: int = 1,
-    check_transitions: bool = False,
-    strict_keys: bool = False,
-    event_bytes_max: int = event_bytes_default,
-    on_alert: AlertSink | None = None,
-) -> Store[W, E, S]:
+    url: str, model: Literal["engine"] = "engine", *, create: bool = True, **options: Unpack[StoreOptions]
+) -> Store[EngineEvent, RunEventRecord, RunSnapshot]: ...
+@overload
+def open(
+    url: str, model: Model[W, E, S], *, create: bool = True, **options: Unpack[StoreOptions]
+) -> Store[W, E, S]: ...
+@overload
+def open(url: str, model: str, *, create: bool = True, **options: Unpack[StoreOptions]) -> Store[Any, Any, Any]: ...
+def open(
+    url: str, model: str | Model[Any, Any, Any] = "engine", *, create: bool = True, **options: Unpack[StoreOptions]
+) -> Store[Any, Any, Any]:
     """Open the log at `url` and read it through `model`: a name, `file.py:Class`, or a model of your own.
 
-    Args:
-        snapshot_every: keep a snapshot with every append (1), once this many events have come (n), or never (0).
-        check_transitions: refuse an event that is impossible in the state that its stream is in.
-        strict_keys: refuse an event whose key is not the one that its fields give.
-        event_bytes_max: the size beyond which an event is refused.
-        on_alert: called once for each new alert; by default alerts go to the logger `runstate.alerts`.
+    Makes the log if it is not there, unless `create` is false. The options are those of `StoreOptions`.
 
     Raises:
-        InvalidUrl, UnknownModel, NotALog, LogTooNew, LogFailed: nothing was opened, and nothing changed.
+        InvalidUrl, UnknownModel, LogNotFound, NotALog, LogTooNew, LogFailed: nothing was opened or changed.
     """
-    found: Model[W, E, S] = find_model(model) if isinstance(model, str) else model
-    return Store(
-        open_log(url),
-        found,
-        snapshot_every=snapshot_every,
-        check_transitions=check_transitions,
-        strict_keys=strict_keys,
-        event_bytes_max=event_bytes_max,
-        on_alert=on_alert,
-    )
+    found = find_model(model) if isinstance(model, str) else model
+    return Store(open_log(url, create=create), found, **options)
 
 
 class _Kept(Generic[S]):
@@ -121,6 +126,14 @@ class Store(Generic[W, E, S]):
         """
         stream, draft = self._draft(event)
         return self._append(stream, [draft], expected_seq)[0]
+
+    def check_event(self, event: W) -> str:
+        """Everything about an event that can be checked without looking into the log. Returns its stream.
+
+        Raises:
+            InvalidEvent, InvalidStream, EventTooLarge, KeyMismatch: what is wrong with it.
+        """
+        return self._draft(event)[0]
 
     def append_events(self, events: Sequence[W]) -> list[AppendResult]:
         """Append many events: all are checked before any is written, and each stream gets all of its own or none.
@@ -327,7 +340,8 @@ class Store(Generic[W, E, S]):
                 lines = [draft.render(result.seq, result.persisted_at) for draft, result in _persisted(drafts, results)]
                 kept.state = self.model.fold(kept.state, lines, self.alerts.raise_once)
             else:
-                kept.state = self._fold(kept.state, stream, kept.seq, last)
+                missed = self.log.lines(stream, after_seq=kept.seq, until_seq=last)
+                kept.state = self.model.fold(kept.state, missed, self.alerts.raise_once)
             kept.seq = last
             if last - kept.saved_seq >= self._snapshot_every:
                 self.keep_snapshot(stream, kept.state, last)
@@ -355,8 +369,8 @@ class Store(Generic[W, E, S]):
         return StoredSnapshot(self.model.name, self.model.version, seq, digest(body), body)
 
     def _fold(self, state: S, stream: str, after_seq: int, until_seq: int | None) -> S:
-        lines = self.log.lines(stream, after_seq=after_seq, until_seq=until_seq)
-        return self.model.fold(state, lines, self.alerts.raise_once)
+        # Looking back raises no alerts: whoever folded these events first has raised them.
+        return self.model.fold(state, self.log.lines(stream, after_seq=after_seq, until_seq=until_seq))
 
     def _seq_at(self, stream: str, at: datetime | str) -> int:
         """The last seq that was stored by a time. A prefix, even if the authority's clock once went backwards."""

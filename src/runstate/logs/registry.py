@@ -16,11 +16,12 @@ def installed_schemes() -> list[str]:
     return sorted({point.name for point in entry_points(group=_group)})
 
 
-def open_log(url: str) -> EventLog:
-    """Open the log that a URL names, and make it if it is not there yet.
+def open_log(url: str, *, create: bool = True) -> EventLog:
+    """Open the log that a URL names, and make it if it is not there yet and `create` says so.
 
     Raises:
         InvalidUrl: no log of that scheme is installed, or the rest of the URL makes no sense to it.
+        LogNotFound: there is none at that place, and it was not to be made.
         NotALog, LogTooNew: something else is at that place; it was left untouched.
         Unsupported: the log needs an extra that is not installed.
     """
@@ -31,7 +32,7 @@ def open_log(url: str) -> EventLog:
         except ImportError as error:
             extra = point.extras[0] if point.extras else scheme
             raise Unsupported(f"The {scheme} log needs a driver: pip install 'runstate[{extra}]' ({error})") from error
-        return cast(EventLog, opener(url))
+        return cast(EventLog, opener(url, create=create))
     raise InvalidUrl(
         f"{url[:80]!r} names no log. A URL begins with one of: "
         + ", ".join(f"{known}:" for known in installed_schemes()),

@@ -26,7 +26,8 @@ from runstate.models.canonical import digest
 from runstate.models.model import Draft, check_stream
 
 
-def open_url(url: str) -> MemoryLog:
+def open_url(url: str, *, create: bool = True) -> MemoryLog:
+    """`memory:`. Each is new, whatever `create` says."""
     if url != "memory:":
         raise InvalidUrl(f"A log in memory has no name: {url[:80]!r} should be 'memory:'")
     return MemoryLog()

@@ -21,6 +21,7 @@ from runstate.errors import (
     LogClosed,
     LogDamaged,
     LogFailed,
+    LogNotFound,
     NotALog,
     StreamNotFound,
 )
@@ -71,7 +72,7 @@ _lines_page = 4096
 _seq_max = 2**63 - 1
 
 
-def open_url(url: str) -> SqliteLog:
+def open_url(url: str, *, create: bool = True) -> SqliteLog:
     """`sqlite:PATH`, or `sqlite:PATH?busy_timeout_s=5`."""
     path, mark, query = url.removeprefix("sqlite:").partition("?")
     if path.startswith("//"):
@@ -79,12 +80,10 @@ def open_url(url: str) -> SqliteLog:
         path = path.removeprefix("//")
     if not path or "\0" in path:
         raise InvalidUrl(f"{url[:80]!r} names no file: write sqlite:PATH")
-    if not mark:
-        return SqliteLog(path)
     name, _, value = query.partition("=")
-    if name != "busy_timeout_s" or not value.replace(".", "", 1).isdecimal():
+    if mark and (name != "busy_timeout_s" or not value.replace(".", "", 1).isdecimal()):
         raise InvalidUrl(f"{query[:80]!r} is no option of a SQLite log: write ?busy_timeout_s=SECONDS")
-    return SqliteLog(path, busy_timeout_s=float(value))
+    return SqliteLog(path, create=create, busy_timeout_s=float(value) if mark else busy_timeout_default_s)
 
 
 class SqliteLog:
@@ -92,10 +91,13 @@ class SqliteLog:
 
     capabilities = frozenset(Capability)
 
-    def __init__(self, path: str | Path, *, busy_timeout_s: float = busy_timeout_default_s) -> None:
+    def __init__(
+        self, path: str | Path, *, create: bool = True, busy_timeout_s: float = busy_timeout_default_s
+    ) -> None:
         """Open the file, and make it if it is not there.
 
         Raises:
+            LogNotFound: it is not there, and `create` is false.
             NotALog: something else is in the file.
             LogTooNew: a newer Runstate wrote it.
             LogFailed: it cannot be opened: no such directory, no permission.
@@ -105,7 +107,10 @@ class SqliteLog:
         self._pid = os.getpid()
         self._closed = False
         self._readers: LifoQueue[sqlite3.Connection] = LifoQueue()
-        _create_private(self.path)
+        if create:
+            _create_private(self.path)
+        elif not self.path.exists():
+            raise LogNotFound(f"There is no file {self.path}", path=str(self.path))
         first = self._connect()
         try:
             prepare(first)

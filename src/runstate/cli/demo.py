@@ -1,0 +1,153 @@
+"""demo: a small fleet of runs, its producer killed in the middle, and the proof that nothing was lost or doubled."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from runstate.cli.output import words, write_table
+from runstate.contracts import EngineStore
+from runstate.errors import LogFailed
+from runstate.logs.log import AppendResult
+from runstate.models.engine.events import CanonicalEngineEvent
+from runstate.models.model import Alert, stable_uuid
+from runstate.producer import RunProducer
+from runstate.projector import Projector
+from runstate.store import open as open_store
+
+_runs = 60
+_steps = ("extract", "clean", "join", "train", "publish")
+
+
+def demo(
+    to: Annotated[Path, typer.Option("--to", help="The directory for the demo's files.")] = Path("demo"),
+) -> None:
+    """Run the whole system on embedded defaults: a fleet of runs, a kill, a resume, and the proof."""
+    path = to / "runs.db"
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        for leftover in to.glob("runs.db*"):
+            leftover.unlink()
+    except OSError as error:
+        raise LogFailed(f"{to} cannot be written: {error.strerror}") from error
+    url = f"sqlite:{path}"
+
+    words.rule("1. a producer appends a fleet of runs, and is killed in the middle")
+    acknowledged = _killed_producer(url)
+    words.print(f"killed (SIGKILL) after {acknowledged} acknowledged events")
+
+    words.rule("2. it starts again and sends everything from the beginning")
+    alerts: list[Alert] = []
+    with open_store(url, on_alert=alerts.append) as store:
+        stored = sum(info.events for info in store.log.streams())
+        results = list(_fleet(store))
+        known, new = sum(r.idempotent for r in results), sum(r.persisted for r in results)
+        words.print(f"{stored} events had been stored: {known} known already, {new} new, none twice")
+        _faults(store)
+
+        words.rule("3. a projector follows the feed, and every snapshot is proven from the log")
+        projector = Projector(store)
+        while projector.poll():
+            pass
+        differ = _differing(store)
+        damage = list(store.log.verify())
+        words.print(f"lag {projector.lag_s:.1f} s; {differ} snapshots differ from a replay; {len(damage)} damaged")
+        _show(store, alerts)
+    words.rule("look at it yourself")
+    for command in ("streams", "tail", "verify", "replay --check"):
+        name, *options = command.split()
+        words.print(f"  runstate {name} {url} {' '.join(options)}", highlight=False)
+    words.print(f"  runstate snapshot {url} run-0007\n  runstate diff {url} run-0007 --from 2 --to 5", highlight=False)
+    if acknowledged > stored or differ or damage:
+        raise typer.Exit(1)
+
+
+def _killed_producer(url: str) -> int:
+    """Start a producer as a process of its own, kill it, and say how many events it had been told are safe."""
+    child = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+        [sys.executable, "-c", "import sys; from runstate.cli.demo import produce; produce(sys.argv[1])", url],
+        stdout=subprocess.PIPE,
+    )
+    acknowledged = 0
+    if child.stdout is not None:
+        for _ in child.stdout:
+            acknowledged += 1
+            if acknowledged == _runs * 4:
+                child.kill()
+                break
+        acknowledged += len(child.stdout.read().splitlines())
+        child.stdout.close()
+    child.wait()
+    return acknowledged
+
+
+def _fleet(store: EngineStore) -> Iterator[AppendResult]:
+    """Every event of the fleet, appended one by one: the same events each time, whoever was killed before."""
+    for number in range(_runs):
+        run = store.run(f"run-{number:04d}", tenant=("acme", "globex")[number % 2], plan="nightly")
+        yield from _one_run(run, random.Random(number))  # noqa: S311 - a script, not a secret
+
+
+def _one_run(run: RunProducer, luck: random.Random) -> Iterator[AppendResult]:
+    yield run.started()
+    for step in _steps:
+        yield run.step_started(step, attempt=1)
+        attempt = 1
+        if luck.random() < 0.15:
+            yield run.step_failed(step, attempt=1, code="TIMEOUT", message="no answer in 30 s", retryable=True)
+            if luck.random() < 0.3:
+                yield run.failed(reason=f"{step} failed")
+                return
+            attempt = 2
+            yield run.step_started(step, attempt=2)
+        artifacts = [{"name": f"{step}.parquet", "rows": luck.randrange(10_000)}]
+        yield run.step_completed(step, attempt=attempt, artifacts=artifacts)
+    yield run.completed()
+
+
+def _faults(store: EngineStore) -> None:
+    """What goes wrong in real fleets: an impossible event, other content under a known key, an old producer."""
+    store.append_event(_v1("run-v1", "RunStarted"))
+    store.append_event(_v1("run-v1", "RunStarted", data={"changed": True}))
+    store.append_event(_v1("run-v1", "StepCompleted", step="never-started"))
+    store.append_event(_v1("run-v1", "SomethingNew"))
+
+
+def _v1(run_id: str, event_type: str, *, step: str | None = None, data: Any = None) -> CanonicalEngineEvent:
+    event = CanonicalEngineEvent(
+        run_id=run_id,
+        event_id=stable_uuid(run_id, event_type),
+        event_type=event_type,
+        event_data=data or {},
+        idempotency_key=f"{run_id}-{event_type}",
+        emitted_at="2026-01-01T00:00:00.000Z",
+    )
+    if step is not None:
+        event.step_id = step
+    return event
+
+
+def _differing(store: EngineStore) -> int:
+    kept = ((info.stream, store.stored_snapshot(info.stream)) for info in store.log.streams())
+    return sum(found is None or found.body != store.fresh_snapshot(stream).body for stream, found in kept)
+
+
+def _show(store: EngineStore, alerts: list[Alert]) -> None:
+    counts = Counter(store.project_snapshot(info.stream).status for info in store.log.streams())
+    write_table(("status", "runs"), sorted(counts.items()))
+    write_table(("alert", "level", "about"), ((alert.code, alert.level, alert.subject) for alert in alerts))
+
+
+def produce(url: str) -> None:
+    """The producer that gets killed: prints a line for each event that it was told is safe."""
+    with open_store(url) as store:
+        for result in _fleet(store):
+            sys.stdout.write(f"{result.seq}\n")
+            sys.stdout.flush()

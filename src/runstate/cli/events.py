@@ -1,0 +1,243 @@
+"""append, fetch, tail, validate: events in and out."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import msgspec
+import typer
+
+from runstate.cli.options import AsJson, BytesMax, Limit, ModelName, Stream, Url, bytes_max_default, existing
+from runstate.cli.output import Overlong, numbered_lines, progress, words, write_json, write_line
+from runstate.errors import EventTooLarge, RunstateError, StreamNotFound
+from runstate.logs.log import AppendResult, Position, Record
+from runstate.models.model import Model
+from runstate.models.registry import find_model
+from runstate.store import Store, StoreOptions
+from runstate.store import open as open_store
+
+_batch_events = 1000
+_reported_max = 20
+_spool_bytes = 64 * 1024 * 1024
+_poll_s = 0.2
+
+
+def append(
+    url: Url,
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="A file of events, one JSON object a line. Default: standard input.", show_default=False),
+    ] = None,
+    model: ModelName = "engine",
+    strict_keys: Annotated[
+        bool, typer.Option("--strict-keys", help="Refuse an event whose key its own fields don't give.")
+    ] = False,
+    check_transitions: Annotated[
+        bool, typer.Option("--check-transitions", help="Refuse an event that is impossible in the run's state.")
+    ] = False,
+    event_bytes_max: BytesMax = bytes_max_default,
+    as_json: AsJson = False,
+) -> None:
+    """Append events from a file or standard input; prints one result a line, in the order of the input.
+
+    Every line is checked before the first is written. Running it again changes nothing: known keys are
+    answered with their first result.
+    """
+    options: StoreOptions = {
+        "strict_keys": strict_keys,
+        "check_transitions": check_transitions,
+        "event_bytes_max": event_bytes_max,
+    }
+    persisted = 0
+    with _seekable(file) as lines:
+        # Checked in a store of no consequence, so that bad input does not even leave an empty log behind.
+        with open_store("memory:", model, **options) as checker:
+            count = _check_all(checker, lines, event_bytes_max)
+        lines.seek(0)
+        with open_store(url, model, **options) as store:
+            for number, result in progress(_append_all(store, lines, event_bytes_max), "appending", count):
+                persisted += result.persisted
+                write_json(_result(store.model, result))
+                if result.mismatch:
+                    words.print(f"line {number}: the store holds other content under this key; the first stays")
+    words.print(f"{persisted} appended, {count - persisted} known already")
+
+
+def fetch(
+    url: Url,
+    stream: Stream,
+    after: Annotated[int, typer.Option("--after", min=0, help="Only events with a higher seq.")] = 0,
+    limit: Limit = 1000,
+    model: ModelName = "engine",
+    as_json: AsJson = False,
+) -> None:
+    """Print the events of one stream in order: their own lines, or with --json the whole records."""
+    with existing(url, model) as store:
+        records = store.log.read(stream, after_seq=after, limit=limit)
+        if not records and store.log.stream(stream) is None:
+            raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+        for record in records:
+            _write_record(record, as_json)
+        if len(records) == limit:
+            words.print(f"stopped at --limit {limit}; go on with --after {records[-1].seq}")
+
+
+def tail(
+    url: Url,
+    stream: Annotated[str | None, typer.Option("--stream", "-s", help="Only this stream.")] = None,
+    after: Annotated[str | None, typer.Option("--after", help="Go on after this position.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until interrupted.")] = False,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Stop after this many events.")] = None,
+    model: ModelName = "engine",
+    as_json: AsJson = False,
+) -> None:
+    """Print the feed: the events of all streams, in the order in which they were committed."""
+    with existing(url, model) as store:
+        position = Position(after) if after is not None else None
+        left = limit
+        try:
+            while left is None or left > 0:
+                page = store.log.feed(after=position, limit=min(1000, left or 1000) if stream is None else 1000)
+                for record in page.records:
+                    if stream is None or record.stream == stream:
+                        _write_record(record, as_json)
+                        left = None if left is None else left - 1
+                        if left == 0:
+                            break
+                position = page.next
+                if not page.records:
+                    if not follow:
+                        break
+                    sys.stdout.flush()
+                    time.sleep(_poll_s)
+        except KeyboardInterrupt:
+            words.print()
+        if stream is None:
+            words.print(f"go on with --after {position or 0}")
+
+
+def validate(
+    file: Annotated[Path, typer.Argument(help="A file of events, one a line; - for standard input.")],
+    model: ModelName = "engine",
+    event_bytes_max: BytesMax = bytes_max_default,
+    as_json: AsJson = False,
+) -> None:
+    """Check every line against its schema, and its key against its fields. Exit code 1 when one is wrong."""
+    found = find_model(model)
+    good = bad = 0
+    with _opened(file) as lines:
+        for number, line in progress(numbered_lines(lines, event_bytes_max), "checking"):
+            try:
+                _refuse_overlong(line, event_bytes_max)
+                found.check_line(line)
+                good += 1
+            except RunstateError as error:
+                bad += 1
+                if as_json:
+                    write_json({"file": str(file), "line": number, **error.as_data()})
+                else:
+                    sys.stdout.write(f"{file}:{number}: {error.code}: {error}\n")
+    words.print(f"{good} good, {bad} bad")
+    raise typer.Exit(1 if bad else 0)
+
+
+def _check_all(store: Store[Any, Any, Any], lines: BinaryIO, bytes_max: int) -> int:
+    """Check every line before any is written.
+
+    Raises:
+        RunstateError: the first problem, with its line; up to twenty are told about.
+    """
+    count, problems = 0, list[RunstateError]()
+    for number, line in progress(numbered_lines(lines, bytes_max), "checking"):
+        try:
+            _refuse_overlong(line, bytes_max)
+            store.check_event(store.model.parse(line))
+            count += 1
+        except RunstateError as error:
+            error.details["line"] = number
+            problems.append(error)
+            if len(problems) == _reported_max:
+                break
+    for problem in problems[1:]:
+        words.print(f"line {problem.details['line']}: {problem.code}: {problem}", highlight=False, markup=False)
+    if problems:
+        words.print("nothing was written")
+        raise problems[0]
+    return count
+
+
+def _append_all(store: Store[Any, Any, Any], lines: BinaryIO, bytes_max: int) -> Iterator[tuple[int, AppendResult]]:
+    numbered = numbered_lines(lines, bytes_max)
+    while batch := list(islice(numbered, _batch_events)):
+        try:
+            results = store.append_events([store.model.parse(line) for _, line in batch])
+        except RunstateError as error:
+            if "index" in error.details:
+                error.details["line"] = batch[error.details["index"]][0]
+            raise
+        for (number, _), result in zip(batch, results, strict=True):
+            yield number, result
+
+
+def _refuse_overlong(line: bytes, bytes_max: int) -> None:
+    if isinstance(line, Overlong):
+        raise EventTooLarge(
+            f"The line is longer than {bytes_max} bytes; raise --event-bytes-max, or keep the payload out"
+        )
+
+
+def _result(model: Model[Any, Any, Any], result: AppendResult) -> dict[str, Any]:
+    """An AppendResult as the model's contract writes it."""
+    return {
+        "eventId": result.event_id,
+        model.seq_name: result.seq,
+        "persistedAt": result.persisted_at,
+        "idempotent": result.idempotent,
+        "persisted": result.persisted,
+    }
+
+
+def _write_record(record: Record, as_json: bool) -> None:
+    if not as_json:
+        write_line(record.body)
+        return
+    write_json(
+        {
+            "stream": record.stream,
+            "seq": record.seq,
+            "eventId": record.event_id,
+            "type": record.type,
+            "key": record.key,
+            "tenant": record.tenant,
+            "emittedAt": record.emitted_at,
+            "persistedAt": record.persisted_at,
+            "event": msgspec.Raw(record.body),
+        }
+    )
+
+
+def _opened(file: Path | None) -> BinaryIO:
+    if file is None or str(file) == "-":
+        return sys.stdin.buffer
+    try:
+        return open(file, "rb")  # noqa: SIM115 - the caller's `with` closes it
+    except OSError as error:
+        raise typer.BadParameter(f"{file}: {error.strerror}") from error
+
+
+def _seekable(file: Path | None) -> BinaryIO:
+    """The input, in a form that can be read twice: what comes through a pipe is kept aside."""
+    opened = _opened(file)
+    if opened.seekable():
+        return opened
+    spool = tempfile.SpooledTemporaryFile(max_size=_spool_bytes)
+    while chunk := opened.read(1024 * 1024):
+        spool.write(chunk)
+    spool.seek(0)
+    return spool  # type: ignore[return-value]

@@ -1,0 +1,79 @@
+"""Puts the commands together, and turns errors into exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import msgspec
+import typer
+
+from runstate.cli import demo, events, integrity, states
+from runstate.cli.output import words
+from runstate.errors import BlobNotFound, LogDamaged, LogNotFound, RunstateError, StreamNotFound
+
+exit_damage, exit_usage, exit_not_found, exit_busy = 1, 2, 3, 4
+
+app = typer.Typer(
+    name="runstate",
+    help="A durable, event-sourced state store for things that run.",
+    epilog="URLs: sqlite:PATH, memory:. Exit codes: 0 fine, 1 damage or difference found, 2 bad usage or input, "
+    "3 not found, 4 busy: try again.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"runstate {version('runstate')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("append")(events.append)
+app.command("fetch")(events.fetch)
+app.command("tail")(events.tail)
+app.command("validate")(events.validate)
+app.command("streams")(states.streams)
+app.command("snapshot")(states.snapshot)
+app.command("diff")(states.diff)
+app.command("replay")(states.replay)
+app.command("verify")(integrity.verify)
+app.command("demo")(demo.demo)
+
+
+def main() -> None:
+    """The entry point of the `runstate` command."""
+    try:
+        app()
+    except RunstateError as error:
+        if "--json" in sys.argv:
+            sys.stderr.buffer.write(msgspec.json.encode(error.as_data()) + b"\n")
+        else:
+            where = f"line {error.details['line']}: " if "line" in error.details else ""
+            words.print(f"[bold red]error\\[{error.code}][/]", f"{where}{error}", highlight=False, markup=True)
+        sys.exit(_exit_code(error))
+    except BrokenPipeError:
+        # The reader of our output has seen enough (`| head`). Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+def _exit_code(error: RunstateError) -> int:
+    if isinstance(error, StreamNotFound | BlobNotFound | LogNotFound):
+        return exit_not_found
+    if isinstance(error, LogDamaged):
+        return exit_damage
+    return exit_busy if error.retryable else exit_usage

@@ -1,0 +1,147 @@
+"""streams, snapshot, diff, replay: what the events add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from runstate.cli.options import AsJson, Limit, ModelName, Stream, Url, existing
+from runstate.cli.output import progress, words, write_json, write_line, write_table
+from runstate.errors import StreamNotFound
+from runstate.logs.log import StoredSnapshot, StreamInfo
+from runstate.store import Store
+
+
+def streams(
+    url: Url,
+    after: Annotated[str, typer.Option("--after", help="Only streams with a higher id.")] = "",
+    limit: Limit = 1000,
+    model: ModelName = "engine",
+    as_json: AsJson = False,
+) -> None:
+    """List the streams: their status as last kept, how many events, and when."""
+    with existing(url, model) as store:
+        found = store.log.streams(after=after, limit=limit)
+        rows = [(info, _status(store, info.stream)) for info in found]
+        if as_json:
+            for info, status in rows:
+                write_json({**msgspec.to_builtins(info), "status": status})
+        else:
+            columns = ("stream", "status", "last seq", "events", "tenant", "first stored", "last stored")
+            write_table(columns, (_row(info, status) for info, status in rows))
+        if len(found) == limit:
+            words.print(f"stopped at --limit {limit}; go on with --after {found[-1].stream}")
+
+
+def snapshot(
+    url: Url,
+    stream: Stream,
+    project: Annotated[bool, typer.Option("--project", help="Fold the log now, whatever is kept.")] = False,
+    at_seq: Annotated[int | None, typer.Option("--at-seq", min=0, help="The state after this event.")] = None,
+    at_time: Annotated[
+        str | None, typer.Option("--at-time", help="The state at this time: 2026-11-15T09:30:00Z.")
+    ] = None,
+    model: ModelName = "engine",
+    as_json: AsJson = False,
+) -> None:
+    """Print a stream's state: as kept with the last append, folded afresh, or as it was. --json: its exact bytes."""
+    if at_seq is not None and at_time is not None:
+        raise typer.BadParameter("--at-seq and --at-time are two ways to say one thing; give one of them")
+    with existing(url, model) as store:
+        if project or at_seq is not None or at_time is not None:
+            try:
+                body = store.model.dump(store.snapshot_at(stream, seq=at_seq, at=at_time))
+            except ValueError as error:
+                raise typer.BadParameter(str(error)) from error
+        else:
+            stored = store.stored_snapshot(stream)
+            if stored is None:
+                raise StreamNotFound(f"No snapshot of {stream!r} is kept; --project folds it from the log")
+            body = stored.body
+    write_line(body if as_json else msgspec.json.format(body, indent=2))
+
+
+def diff(
+    url: Url,
+    stream: Stream,
+    from_seq: Annotated[int, typer.Option("--from", min=0, help="The earlier place.", show_default=False)],
+    to_seq: Annotated[int, typer.Option("--to", min=0, help="The later place.", show_default=False)],
+    model: ModelName = "engine",
+    as_json: AsJson = False,
+) -> None:
+    """Show what changed in a stream's state between two places in it."""
+    with existing(url, model) as store:
+        found = store.diff(stream, from_seq=from_seq, to_seq=to_seq)
+    if as_json:
+        for change in found:
+            write_json(change)
+    else:
+        write_table(
+            ("path", "", "before", "after"), ((c.path, c.kind, _brief(c.before), _brief(c.after)) for c in found)
+        )
+
+
+def replay(
+    url: Url,
+    stream: Annotated[str | None, typer.Argument(help="One stream; default: all.", show_default=False)] = None,
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; compare with what is kept.")] = False,
+    model: ModelName = "engine",
+    as_json: AsJson = False,
+) -> None:
+    """Rebuild snapshots from the log; with --check compare them byte for byte. Exit code 1 when one differs."""
+    done = different = 0
+    with existing(url, model) as store:
+        for name in progress(_names(store, stream), "checking" if check else "replaying"):
+            done += 1
+            if not check:
+                store.rebuild_snapshot(name)
+                continue
+            kept = store.stored_snapshot(name)
+            if kept is not None and _again(store, name, kept) != kept.body:
+                different += 1
+                if as_json:
+                    write_json({"stream": name, "seq": kept.seq, "code": "snapshot.differs"})
+                else:
+                    write_line(f"{name}: the snapshot at {kept.seq} is not what the log gives".encode())
+    words.print(f"{done} streams " + (f"checked, {different} differ" if check else "replayed"))
+    raise typer.Exit(1 if different else 0)
+
+
+def _again(store: Store[Any, Any, Any], stream: str, kept: StoredSnapshot) -> bytes:
+    return store.model.dump(store.snapshot_at(stream, seq=kept.seq))
+
+
+def _names(store: Store[Any, Any, Any], stream: str | None) -> Iterator[str]:
+    if stream is not None:
+        if store.log.stream(stream) is None:
+            raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+        yield stream
+        return
+    after = ""
+    while page := store.log.streams(after=after):
+        yield from (info.stream for info in page)
+        after = page[-1].stream
+
+
+def _status(store: Store[Any, Any, Any], stream: str) -> str:
+    state = store.get_snapshot(stream)
+    return "" if state is None else store.model.status(state)
+
+
+def _row(info: StreamInfo, status: str) -> tuple[Any, ...]:
+    return (
+        info.stream,
+        status,
+        info.last_seq,
+        info.events,
+        info.tenant,
+        info.first_persisted_at,
+        info.last_persisted_at,
+    )
+
+
+def _brief(value: Any) -> str:
+    return "" if value is None else msgspec.json.encode(value).decode()[:60]
