@@ -226,7 +226,7 @@ def _opened(file: Path | None) -> BinaryIO:
     if file is None or str(file) == "-":
         return sys.stdin.buffer
     try:
-        return open(file, "rb")  # noqa: SIM115 - the caller's `with` closes it
+        return file.open("rb")
     except OSError as error:
         raise typer.BadParameter(f"{file}: {error.strerror}") from error
 
@@ -236,7 +236,7 @@ def _seekable(file: Path | None) -> BinaryIO:
     opened = _opened(file)
     if opened.seekable():
         return opened
-    spool = tempfile.SpooledTemporaryFile(max_size=_spool_bytes)
+    spool = tempfile.SpooledTemporaryFile(max_size=_spool_bytes)  # noqa: SIM115 - the caller closes it
     while chunk := opened.read(1024 * 1024):
         spool.write(chunk)
     spool.seek(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -11,7 +10,7 @@ import msgspec
 import typer
 
 from runstate.cli import demo, events, integrity, states
-from runstate.cli.output import words
+from runstate.cli.output import silence_stdout, words
 from runstate.errors import BlobNotFound, LogDamaged, LogNotFound, RunstateError, StreamNotFound
 
 exit_damage, exit_usage, exit_not_found, exit_busy = 1, 2, 3, 4
@@ -57,7 +56,10 @@ app.command("demo")(demo.demo)
 def main() -> None:
     """The entry point of the `runstate` command."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except RunstateError as error:
         if "--json" in sys.argv:
             sys.stderr.buffer.write(msgspec.json.encode(error.as_data()) + b"\n")
@@ -66,8 +68,7 @@ def main() -> None:
             words.print(f"[bold red]error\\[{error.code}][/]", f"{where}{error}", highlight=False, markup=True)
         sys.exit(_exit_code(error))
     except BrokenPipeError:
-        # The reader of our output has seen enough (`| head`). Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence_stdout()
         sys.exit(0)
 
 

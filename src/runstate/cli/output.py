@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, TypeVar
 
 import msgspec
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -20,7 +22,17 @@ words = Console(stderr=True)
 
 def write_line(line: bytes) -> None:
     """One line of data."""
-    sys.stdout.buffer.write(line + b"\n")
+    try:
+        sys.stdout.buffer.write(line + b"\n")
+    except BrokenPipeError:
+        # The reader has seen enough (`| head`): that is no failure of ours.
+        silence_stdout()
+        raise typer.Exit from None
+
+
+def silence_stdout() -> None:
+    """Send what is still to come nowhere; Python would otherwise complain about it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def write_json(value: Any) -> None:

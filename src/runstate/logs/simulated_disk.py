@@ -1,16 +1,8 @@
 """A disk in memory that fails on request and knows everything a crash may leave of it.
 
-Each file and directory is an `_Inode`: what is durable, what a running process sees, and the changes
-between the two. A power cut at any moment leaves, independently for each of them:
-
-- of the unsynced writes and truncations of a file, any subset, so also a later one without an earlier one;
-- at most one write per file torn: cut short, or grown to its full size with zeros after the cut or before it;
-- of the unsynced changes of a directory, any subset that keeps the order of changes to the same name, so a
-  rename leaves the old name or the new one, and never neither;
-- everything that was synced.
-
-A failed sync leaves its changes readable and makes them undependable for good, as Linux does: no later sync
-brings them back. A kill, unlike a power cut, loses nothing that was written.
+What a power cut may leave of each file and directory is written down in `crash_states`. A failed sync leaves its
+changes readable and makes them undependable for good, as Linux does: no later sync brings them back. A kill,
+unlike a power cut, loses nothing that was written.
 
     def history(disk):                          # yields what was acknowledged
         log = Log(disk)
@@ -32,18 +24,27 @@ import os
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import PurePath, PurePosixPath
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, TypeVar
 
+from runstate.logs.crash_states import (
+    DirectoryInode,
+    FileInode,
+    Pick,
+    Relink,
+    Tree,
+    Truncate,
+    Write,
+    every_choice,
+    walk,
+)
 from runstate.logs.disk import TEMP_SUFFIX, File, Lock, LockBusy
 
 T = TypeVar("T")
-Node = TypeVar("Node", "_File", "_Directory")
-Change = TypeVar("Change", bound="_Change")
-Content = TypeVar("Content", bytearray, "dict[str, _File | _Directory]")
+Node = TypeVar("Node", "FileInode", "DirectoryInode")
 
 Operation = Literal[
     "open", "create", "read", "write", "truncate", "sync", "names", "rename", "remove",
@@ -51,16 +52,9 @@ Operation = Literal[
 ]  # fmt: skip
 Phase = Literal["before", "after"]
 Act = Callable[[], None]
-Pick = Callable[[int], int]
-"""Decides one thing: a number below the one given."""
-Tree = dict[PurePosixPath, bytes | None]
-"""Everything on a disk: the content of each file, None for each directory."""
 
 STATES_MAX = 4096
 """Up to so many crash states are enumerated; of more than that, so many are sampled."""
-CUT_EVERYWHERE_BYTES_MAX = 128
-"""A write up to this size is torn at every byte; a larger one at its ends, at pages and at sampled bytes."""
-PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -137,9 +131,9 @@ class SimulatedDisk:
         self.write_bytes_max = write_bytes_max
         self.calls: Counter[Operation] = Counter()
         self.observer: Callable[[Phase, Operation, str], None] | None = None
-        self._root = _Directory({})
+        self._root = DirectoryInode({})
         self._faults: list[_Fault] = []
-        self._locked: set[_File] = set()
+        self._locked: set[FileInode] = set()
         self._mutex = threading.RLock()
 
     # --- the Disk protocol ---------------------------------------------------------------------------------
@@ -150,7 +144,7 @@ class SimulatedDisk:
         return File(_SimulatedDescriptor(self, self.call("open", path, lambda: self._file(path)), path), path)
 
     def create(self, path: PurePath) -> File:
-        node = _File(bytearray())
+        node = FileInode(bytearray())
         self.call("create", path, lambda: self._add(path, node))
         return File(_SimulatedDescriptor(self, node, path), path)
 
@@ -174,7 +168,7 @@ class SimulatedDisk:
         self.call("remove", path, lambda: self._unlink(path, self._file(path)))
 
     def make_directory(self, path: PurePath) -> None:
-        self.call("make_directory", path, lambda: self._add(path, _Directory({})))
+        self.call("make_directory", path, lambda: self._add(path, DirectoryInode({})))
 
     def remove_directory(self, path: PurePath) -> None:
         self.call("remove_directory", path, lambda: self._unlink(path, self._empty_directory(path)))
@@ -210,7 +204,7 @@ class SimulatedDisk:
     # --- crashes -------------------------------------------------------------------------------------------
 
     def tree(self) -> Tree:
-        return dict(_walk(self._root, PurePosixPath("/"), None))
+        return dict(walk(self._root, PurePosixPath("/"), None))
 
     def killed(self) -> SimulatedDisk:
         """What the next process finds when this one dies: all that was written, synced or not."""
@@ -223,7 +217,7 @@ class SimulatedDisk:
 
         When there are more ways to crash than `states_max`, those two and seeded samples, so many in all.
         """
-        ways = list(islice(_every_choice(self._crash), states_max + 1))
+        ways = list(islice(every_choice(self._crash), states_max + 1))
         if len(ways) > states_max:
             samples = (self._crash(random.Random(seed + n).randrange) for n in range(states_max - 2))  # noqa: S311
             ways = [ways[0], *samples]
@@ -235,13 +229,13 @@ class SimulatedDisk:
         return SimulatedDisk._holding(self._crash(random.Random(seed).randrange))  # noqa: S311
 
     def _crash(self, pick: Pick) -> Tree:
-        return dict(_walk(self._root, PurePosixPath("/"), pick))
+        return dict(walk(self._root, PurePosixPath("/"), pick))
 
     @staticmethod
     def _holding(tree: Tree) -> SimulatedDisk:
         disk = SimulatedDisk()
         for path, content in tree.items():  # a directory comes before what it holds
-            node = _Directory({}) if content is None else _File(bytearray(content))
+            node = DirectoryInode({}) if content is None else FileInode(bytearray(content))
             directory = disk._directory(path.parent)
             directory.durable[path.name] = directory.current[path.name] = node
         return disk
@@ -269,31 +263,31 @@ class SimulatedDisk:
             return None
         return max(0, self.capacity_bytes - sum(len(content or b"") for content in self.tree().values()))
 
-    def _node(self, path: PurePath) -> _File | _Directory:
-        node: _File | _Directory = self._root
+    def _node(self, path: PurePath) -> FileInode | DirectoryInode:
+        node: FileInode | DirectoryInode = self._root
         for name in path.parts:
             if name == "/":
                 continue
-            if isinstance(node, _File):
+            if isinstance(node, FileInode):
                 raise _error(errno.ENOTDIR, path)
             if name not in node.current:
                 raise _error(errno.ENOENT, path)
             node = node.current[name]
         return node
 
-    def _file(self, path: PurePath) -> _File:
+    def _file(self, path: PurePath) -> FileInode:
         node = self._node(path)
-        if isinstance(node, _Directory):
+        if isinstance(node, DirectoryInode):
             raise _error(errno.EISDIR, path)
         return node
 
-    def _directory(self, path: PurePath) -> _Directory:
+    def _directory(self, path: PurePath) -> DirectoryInode:
         node = self._node(path)
-        if isinstance(node, _File):
+        if isinstance(node, FileInode):
             raise _error(errno.ENOTDIR, path)
         return node
 
-    def _empty_directory(self, path: PurePath) -> _Directory:
+    def _empty_directory(self, path: PurePath) -> DirectoryInode:
         node = self._directory(path)
         if node.current:
             raise _error(errno.ENOTEMPTY, path)
@@ -303,22 +297,22 @@ class SimulatedDisk:
         directory = self._directory(path.parent)
         if path.name in directory.current:
             raise _error(errno.EEXIST, path)
-        directory.change(_Relink(None, path.name, node))
+        directory.change(Relink(None, path.name, node))
         return node
 
-    def _unlink(self, path: PurePath, node: _File | _Directory) -> None:
-        self._directory(path.parent).change(_Relink(path.name, None, node))
+    def _unlink(self, path: PurePath, node: FileInode | DirectoryInode) -> None:
+        self._directory(path.parent).change(Relink(path.name, None, node))
 
     def _rename(self, source: PurePath, target: PurePath) -> None:
         if source.parent != target.parent:
             raise OSError(errno.EXDEV, "a rename stays within one directory", str(source), None, str(target))
         node = self._node(source)
         if self.exists(target) and target != source:
-            _ = self._file(target) if isinstance(node, _File) else self._empty_directory(target)
-        self._directory(source.parent).change(_Relink(source.name, target.name, node))
+            _ = self._file(target) if isinstance(node, FileInode) else self._empty_directory(target)
+        self._directory(source.parent).change(Relink(source.name, target.name, node))
 
     def _lock(self, path: PurePath) -> Lock:
-        node = self._file(path) if self.exists(path) else self._add(path, _File(bytearray()))
+        node = self._file(path) if self.exists(path) else self._add(path, FileInode(bytearray()))
         if node in self._locked:
             raise LockBusy(errno.EWOULDBLOCK, "the lock is held", str(path))
         self._locked.add(node)
@@ -342,8 +336,8 @@ class _Fault:
 
 @dataclass(frozen=True)
 class _SimulatedLock:
-    locked: set[_File]
-    node: _File
+    locked: set[FileInode]
+    node: FileInode
 
     def release(self) -> None:
         self.locked.discard(self.node)
@@ -352,7 +346,7 @@ class _SimulatedLock:
 @dataclass(frozen=True)
 class _SimulatedDescriptor:
     disk: SimulatedDisk
-    node: _File
+    node: FileInode
     path: PurePath
 
     def write(self, data: memoryview) -> int:
@@ -365,7 +359,7 @@ class _SimulatedDescriptor:
         return len(self.node.current)
 
     def truncate(self, size: int) -> None:
-        self.disk.call("truncate", f"{self.path} to {size}", lambda: self.node.change(_Truncate(size)))
+        self.disk.call("truncate", f"{self.path} to {size}", lambda: self.node.change(Truncate(size)))
 
     def flush(self) -> None:
         self.disk.call("sync", self.path, self.node.sync, fail=self.node.drop)
@@ -377,156 +371,5 @@ class _SimulatedDescriptor:
         size = min(limit for limit in limits if limit is not None)
         if size == 0:
             raise _error(errno.ENOSPC, self.path)
-        self.node.change(_Write(self.size(), bytes(data[:size])))
+        self.node.change(Write(self.size(), bytes(data[:size])))
         return size
-
-
-# --- what a crash may leave ----------------------------------------------------------------------------
-
-
-Fate = Literal["pending", "kept", "dropped"]
-"""A sync makes pending changes kept, a failed one makes them dropped: lost or not, whatever follows."""
-
-
-class _Change(Protocol):
-    def apply(self, content: Any) -> None: ...
-
-
-class _Inode(Generic[Content, Change]):
-    """What is durable, what a running process sees, and the changes that lead from one to the other."""
-
-    def __init__(self, durable: Content) -> None:
-        self.durable: Content = durable
-        self.current: Content = copy.copy(durable)
-        self.changes: list[tuple[Change, Fate]] = []
-
-    def change(self, change: Change) -> None:
-        change.apply(self.current)
-        self.changes.append((change, "pending"))
-
-    def sync(self) -> None:
-        self._settle("kept")
-        if all(fate == "kept" for _, fate in self.changes):
-            self.durable = copy.copy(self.current)
-            self.changes.clear()
-
-    def drop(self) -> None:
-        self._settle("dropped")
-
-    def _settle(self, settled: Fate) -> None:
-        self.changes = [(change, settled if fate == "pending" else fate) for change, fate in self.changes]
-
-
-@dataclass(frozen=True)
-class _Write:
-    offset: int
-    data: bytes
-
-    def apply(self, content: bytearray) -> None:
-        content.extend(bytes(max(0, self.offset - len(content))))
-        content[self.offset : self.offset + len(self.data)] = self.data
-
-    def torn(self, pick: Pick) -> list[_Write]:
-        """The size but no data; the data before a cut, with or without the full size; the data after it."""
-        cuts = _cuts(self.offset, len(self.data))
-        full_size = _Write(self.offset + len(self.data), b"")
-        choice = pick(1 + 3 * len(cuts))
-        if choice == 0:
-            return [full_size]
-        cut, shape = cuts[(choice - 1) // 3], choice % 3
-        head, tail = _Write(self.offset, self.data[:cut]), _Write(self.offset + cut, self.data[cut:])
-        return [[tail], [head], [head, full_size]][shape]
-
-
-@dataclass(frozen=True)
-class _Truncate:
-    size: int
-
-    def apply(self, content: bytearray) -> None:
-        del content[self.size :]
-        _Write(self.size, b"").apply(content)
-
-
-@dataclass(frozen=True)
-class _Relink:
-    """One change of a directory's names: old without new removes, new without old adds, both rename."""
-
-    old: str | None
-    new: str | None
-    node: _File | _Directory
-
-    def apply(self, content: dict[str, _File | _Directory]) -> None:
-        if self.old is not None:
-            content.pop(self.old, None)
-        if self.new is not None:
-            content[self.new] = self.node
-
-
-class _File(_Inode[bytearray, "_Write | _Truncate"]):
-    def after_crash(self, pick: Pick) -> bytearray:
-        content = bytearray(self.durable)
-        losable = [change for change, fate in self.changes if fate != "kept" and isinstance(change, _Write)]
-        torn = (None, *losable)[pick(1 + len(losable))]
-        for change, fate in self.changes:
-            if change is torn:
-                for part in torn.torn(pick):
-                    part.apply(content)
-            elif fate == "kept" or pick(2):
-                change.apply(content)
-        return content
-
-
-class _Directory(_Inode["dict[str, _File | _Directory]", _Relink]):
-    def after_crash(self, pick: Pick) -> dict[str, _File | _Directory]:
-        surviving: list[_Relink] = []
-        names: set[str | None] = set()
-        for change, fate in reversed(self.changes):
-            # A change survives together with the earlier ones of its names: else a name used again after a
-            # rename could bury the file that was renamed.
-            if fate == "kept" or names & {change.old, change.new} or pick(2):
-                names |= {change.old, change.new} - {None}
-                surviving.append(change)
-        content = dict(self.durable)
-        for change in reversed(surviving):
-            change.apply(content)
-        return content
-
-
-def _walk(
-    directory: _Directory, path: PurePosixPath, pick: Pick | None
-) -> Iterator[tuple[PurePosixPath, bytes | None]]:
-    """Everything below a directory: as a process sees it, or as a crash decided by `pick` leaves it."""
-    for name, node in sorted((directory.after_crash(pick) if pick else directory.current).items()):
-        if isinstance(node, _Directory):
-            yield path / name, None
-            yield from _walk(node, path / name, pick)
-        else:
-            yield path / name, bytes(node.after_crash(pick) if pick else node.current)
-
-
-def _cuts(offset: int, size: int) -> Sequence[int]:
-    if size <= CUT_EVERYWHERE_BYTES_MAX:
-        return range(1, size)
-    ends = {*range(1, 17), *range(size - 16, size)}
-    pages = range(-offset % PAGE_BYTES or PAGE_BYTES, size, PAGE_BYTES)[:16]
-    return sorted({*ends, *pages, *random.Random(size).sample(range(1, size), 32)})  # noqa: S311
-
-
-def _every_choice(build: Callable[[Pick], T]) -> Iterator[T]:
-    """What `build` makes of every sequence of picks (one may decide which come next); zeros come first."""
-    turn: list[tuple[int, int]] = []  # each pick of this turn: the value, and the bound it stayed below
-    fixed: list[int] = []
-
-    def pick(bound: int) -> int:
-        turn.append((fixed[len(turn)] if len(turn) < len(fixed) else 0, bound))
-        return turn[-1][0]
-
-    while True:
-        turn.clear()
-        yield build(pick)
-        while turn and turn[-1][0] + 1 == turn[-1][1]:
-            turn.pop()
-        if not turn:
-            return
-        fixed[:] = [value for value, _ in turn]
-        fixed[-1] += 1

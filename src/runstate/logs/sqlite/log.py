@@ -280,7 +280,6 @@ class SqliteLog:
                 self.path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
             )
             # The writer waits in its own way; readers meet a lock only while the file is made or recovered.
-            connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA cache_size = -65536")
         except sqlite3.DatabaseError as error:

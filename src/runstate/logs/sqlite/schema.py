@@ -79,6 +79,8 @@ def prepare(connection: sqlite3.Connection) -> None:
     """
     if _version(connection) == len(migrations):
         return
+    # Only now: this setting is kept in the file, and a stranger's file must stay as it is.
+    connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("BEGIN IMMEDIATE")
     try:
         # Another process may have been faster while this one waited for the lock.

@@ -1,0 +1,1 @@
+"""What every log promises, one module for each part of the port, one test for each claim."""

@@ -1,0 +1,125 @@
+"""Claims about what a log refuses: what it has not declared, ids that are none, and everything once it is closed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from runstate.conformance.fixtures import LogKit
+from runstate.conformance.notes import notes, numbered, snapshot, stored
+from runstate.errors import BlobNotFound, InvalidStream, LogClosed, Unsupported
+from runstate.logs.log import BlobRef, Capability, EventLog
+from runstate.models.model import Draft
+
+bad_streams = {
+    "empty": "",
+    "dot": ".",
+    "dots": "..",
+    "escape": "../../x",
+    "slash": "a/b",
+    "absolute": "/etc/passwd",
+    "backslash": "a\\b",
+    "nul": "a\0b",
+    "newline": "a\nb",
+    "control": "a\x1bb",
+    "delete": "a\x7fb",
+    "surrogate": "a\ud800b",
+    "long": "x" * 300,
+    "long-in-bytes": "ü" * 150,
+}
+_no_blob = BlobRef(f"sha256:{'0' * 64}")
+
+unwritable = Draft(event_id="", type="noted", key="broken", tenant="", emitted_at="", prefix=b"%d %d %d", tail=b"")
+"""A draft of a broken model: its prefix has a place too many, so that rendering it fails inside the log."""
+
+
+class Call(NamedTuple):
+    """One method of the port, called on a stream; and the capability without which it is refused."""
+
+    name: str
+    run: Callable[[EventLog, str], object]
+    capability: Capability | None = None
+
+
+calls = [
+    Call("append", lambda log, stream: log.append(stream, notes("x"))),
+    Call("append-nothing", lambda log, stream: log.append(stream, [])),
+    Call("read", lambda log, stream: log.read(stream)),
+    Call("lines", lambda log, stream: list(log.lines(stream))),
+    Call("find", lambda log, stream: log.find(stream, "x")),
+    Call("stream", lambda log, stream: log.stream(stream)),
+    Call("verify", lambda log, stream: list(log.verify(stream))),
+    Call("load_snapshot", lambda log, stream: log.load_snapshot(stream, "notes"), Capability.SNAPSHOTS),
+    Call("save_snapshot", lambda log, stream: log.save_snapshot(stream, snapshot(1)), Capability.SNAPSHOTS),
+    Call("delete_stream", lambda log, stream: log.delete_stream(stream), Capability.DELETE),
+]
+"""Every method that takes a stream."""
+
+more_calls = [
+    Call("streams", lambda log, _: log.streams()),
+    Call("verify-all", lambda log, _: list(log.verify())),
+    Call("feed", lambda log, _: log.feed(), Capability.FEED),
+    Call("put_blob", lambda log, _: log.put_blob(b"data"), Capability.BLOBS),
+    Call("get_blob", lambda log, _: log.get_blob(_no_blob), Capability.BLOBS),
+]
+"""The rest of the port."""
+
+
+class RefusalClaims(LogKit):
+    """What a log cannot or must not do, it says, and does nothing."""
+
+    @pytest.mark.parametrize("call", [c for c in calls + more_calls if c.capability], ids=lambda call: call.name)
+    def test_what_is_not_declared_is_refused_and_what_is_declared_is_not(self, log: EventLog, call: Call) -> None:
+        log.append("s", notes("a"))
+        refused = False
+        try:
+            call.run(log, "s")
+        except Unsupported:
+            refused = True
+        except BlobNotFound:
+            pass  # An answer, and no refusal: the log has looked.
+        assert refused == (call.capability not in log.capabilities)
+
+    @pytest.mark.parametrize("name", bad_streams)
+    @pytest.mark.parametrize("call", calls, ids=lambda call: call.name)
+    def test_a_bad_stream_id_is_refused(self, log: EventLog, call: Call, name: str) -> None:
+        declared = call.capability is None or call.capability in log.capabilities
+        with pytest.raises(InvalidStream if declared else (InvalidStream, Unsupported)):
+            call.run(log, bad_streams[name])
+
+    @pytest.mark.parametrize("name", bad_streams)
+    def test_a_bad_stream_id_leaves_nothing_behind(self, log: EventLog, name: str) -> None:
+        log.append("s", notes("a"))
+        with pytest.raises(InvalidStream):
+            log.append(bad_streams[name], notes("x", "y"))
+        assert [info.stream for info in log.streams()] == ["s"]
+        assert list(log.verify()) == []
+
+    def test_a_draft_that_cannot_be_written_leaves_nothing_behind(self, log: EventLog) -> None:
+        log.append("s", notes("a"))
+        before = stored(log, "s")
+        with pytest.raises(Exception):  # noqa: B017 - which error is the model's affair; that nothing stays is ours
+            log.append("s", [*notes("b"), unwritable, *notes("c")])
+        assert stored(log, "s") == before
+        assert log.append("s", notes("b"))[0].seq == 2
+
+    @pytest.mark.parametrize("call", calls + more_calls, ids=lambda call: call.name)
+    def test_a_closed_log_refuses_everything(self, log: EventLog, call: Call) -> None:
+        log.append("s", numbered(3))
+        log.close()
+        declared = call.capability is None or call.capability in log.capabilities
+        with pytest.raises(LogClosed if declared else (LogClosed, Unsupported)):
+            call.run(log, "s")
+
+    def test_leaving_the_block_closes_the_log(self, log: EventLog) -> None:
+        with log as entered:
+            entered.append("s", notes("a"))
+        with pytest.raises(LogClosed):
+            log.read("s")
+
+    def test_closing_twice_is_no_error(self, log: EventLog) -> None:
+        log.close()
+        log.close()
+

@@ -1,0 +1,44 @@
+"""What every log promises, put together."""
+
+from __future__ import annotations
+
+from runstate.conformance.claims.appends import AppendClaims
+from runstate.conformance.claims.feeds import FeedClaims
+from runstate.conformance.claims.keepings import BlobClaims, DeletionClaims, SnapshotClaims
+from runstate.conformance.claims.keys import KeyClaims
+from runstate.conformance.claims.races import RaceClaims
+from runstate.conformance.claims.reads import ReadClaims
+from runstate.conformance.claims.refusals import RefusalClaims
+from runstate.conformance.history import check_histories
+from runstate.conformance.opener import Opener
+from runstate.logs.log import Capability, EventLog
+
+proved_by_a_class = frozenset({Capability.DURABLE, Capability.MULTI_PROCESS})
+"""The capabilities that have a class of the kit to themselves. The others are proved, or refused, here."""
+
+
+class LogConformance(
+    AppendClaims,
+    KeyClaims,
+    ReadClaims,
+    FeedClaims,
+    SnapshotClaims,
+    DeletionClaims,
+    BlobClaims,
+    RefusalClaims,
+    RaceClaims,
+):
+    """The tests that every log must pass. Give it the fixture `opener`."""
+
+    histories = 25
+    """How many random histories are tried."""
+
+    def test_every_capability_that_is_declared_is_tested(self, log: EventLog) -> None:
+        tested = {vars(kit)["proves"] for kit in type(self).__mro__ if "proves" in vars(kit)} - {None}
+        assert tested == log.capabilities & proved_by_a_class, (
+            "a log's test class inherits DurableLogConformance and MultiProcessLogConformance "
+            "if, and only if, the log declares DURABLE and MULTI_PROCESS"
+        )
+
+    def test_any_history_agrees_with_a_dictionary_of_lists(self, opener: Opener) -> None:
+        check_histories(opener, self.histories)

@@ -1,0 +1,68 @@
+"""The kit's own events: notes. As little meaning as possible, so that only the log is tested."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from runstate.logs.log import EventLog, FeedPage, Position, Record, StoredSnapshot
+from runstate.models.canonical import digest
+from runstate.models.model import Draft, stable_uuid
+
+emitted_default = "2026-11-15T09:30:00.000Z"
+_prefix = b'{"seq":%d,"persistedAt":"%b",'
+_volatile = frozenset({"emittedAt"})
+
+
+def note(key: str, text: str = "", *, tenant: str = "acme", emitted_at: str = emitted_default) -> Draft:
+    """A draft named by its key. A retry may send another `emitted_at`, never another text."""
+    body = msgspec.json.encode({"key": key, "text": text, "tenant": tenant, "emittedAt": emitted_at})
+    return Draft(
+        event_id=stable_uuid("note", key, text),
+        type="noted",
+        key=key,
+        tenant=tenant,
+        emitted_at=emitted_at,
+        prefix=_prefix,
+        tail=body[1:],
+        volatile=_volatile,
+    )
+
+
+def notes(*keys: str) -> list[Draft]:
+    return [note(key) for key in keys]
+
+
+def numbered(count: int, prefix: str = "k") -> list[Draft]:
+    return [note(f"{prefix}{number}") for number in range(1, count + 1)]
+
+
+def snapshot(seq: int, *, version: int = 1, model: str = "notes", text: str = "") -> StoredSnapshot:
+    body = msgspec.json.encode({"seq": seq, "text": text})
+    return StoredSnapshot(model, version, seq, digest(body), body)
+
+
+def stored(log: EventLog, stream: str, *, page: int = 1000) -> list[Record]:
+    """The whole stream, page by page."""
+    found: list[Record] = []
+    while records := log.read(stream, after_seq=found[-1].seq if found else 0, limit=page):
+        found += records
+    return found
+
+
+def followed(log: EventLog, after: Position | None = None, *, page: int = 1000) -> FeedPage:
+    """The feed from a position to where it ends now, page by page, as one page."""
+    found: list[Record] = []
+    while records := (answer := log.feed(after=after, limit=page)).records:
+        found += records
+        after = answer.next
+    return FeedPage(found, after)
+
+
+def keys(records: Iterable[Record]) -> list[str]:
+    return [record.key for record in records]
+
+
+def seqs(records: Iterable[Record]) -> list[int]:
+    return [record.seq for record in records]

@@ -1,0 +1,81 @@
+"""Every command and every block of code in the README and the docs is run here, and must do what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+root = Path(__file__).parents[1]
+pages = [root / "README.md", root / "CHANGELOG.md", *sorted((root / "docs").rglob("*.md"))]
+_block = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_link = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+
+
+def _blocks(page: Path, *languages: str) -> list[str]:
+    return [code for language, code in _block.findall(page.read_text()) if language in languages]
+
+
+def _runnable(page: Path) -> bool:
+    return bool(_blocks(page, "python", "console"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [p for p in pages if _runnable(p)], ids=lambda p: str(p.relative_to(root)))
+def test_the_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
+    """Blocks run in the order of the page, in one directory. A python block whose first line is a comment that
+    names a file is also saved under that name, so that later commands can use it."""
+    for language, code in _block.findall(page.read_text()):
+        if language == "python":
+            named = re.match(r"# (\w+\.py)\n", code)
+            file = tmp_path / (named[1] if named else "block.py")
+            file.write_text(code)
+            _run([sys.executable, str(file)], tmp_path)
+        elif language == "console":
+            for command in re.findall(r"^\$ (.+)$", code, re.MULTILINE):
+                if not command.startswith(("make ", "git ")):  # Those two are this very test's own setting.
+                    _run(["bash", "-euo", "pipefail", "-c", command], tmp_path)
+
+
+def _run(command: list[str], directory: Path) -> None:
+    scripts = str(Path(sys.executable).parent)
+    done = subprocess.run(
+        command,
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={"PATH": f"{scripts}:{os.environ['PATH']}", "HOME": str(directory)},
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", pages, ids=lambda p: str(p.relative_to(root)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in _link.findall(page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_every_command_is_documented() -> None:
+    from typer.main import get_command
+
+    from runstate.cli.main import app
+
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    page = (root / "docs/cli.md").read_text()
+    for name, command in commands.items():
+        assert f"## {name}" in page
+        for parameter in command.params:
+            for option in parameter.opts:
+                if option.startswith("--") and option != "--help":
+                    assert option in page, f"{name} {option}"
+
+
+def test_every_make_target_is_explained() -> None:
+    makefile = (root / "Makefile").read_text()
+    for target in re.findall(r"^\.PHONY: (.+)$", makefile, re.MULTILINE)[0].split():
+        assert re.search(rf"^{target}:.*## ", makefile, re.MULTILINE), target
