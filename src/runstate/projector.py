@@ -137,7 +137,7 @@ class Projector:
         return found
 
     def _restore(self, projection: Projection) -> None:
-        stored, info = self._store.stored_snapshot(projection.stream), self._store.log.stream(projection.stream)
+        stored, info = self._store.snapshots.stored(projection.stream), self._store.log.stream(projection.stream)
         if stored is None or info is None:
             self._states[projection.stream] = self._store.model.initial(projection.stream)
             return
@@ -173,7 +173,7 @@ class Projector:
             projection.status, projection.late = "LIVE", False
 
     def _keep(self, stream: str, state: Any, watermark: int) -> None:
-        self._store.keep_snapshot(stream, state, watermark)
+        self._store.snapshots.keep(stream, state, watermark)
         self._states[stream] = state
         while len(self._states) > _states_max:
             forgotten, _ = self._states.popitem(last=False)

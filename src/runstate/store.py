@@ -6,11 +6,8 @@ from the log; `get_snapshot` is what was last kept of it, which may be behind an
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import datetime
-from threading import Lock
 from typing import Any, Generic, Literal, Self, TypedDict, Unpack, overload
 
 import msgspec
@@ -27,19 +24,16 @@ from runstate.errors import (
 )
 from runstate.logs.log import AppendResult, EventLog, StoredSnapshot, now
 from runstate.logs.registry import open_log
-from runstate.models.canonical import digest
 from runstate.models.engine.events import RunEventRecord
-from runstate.models.engine.model import EngineEvent
+from runstate.models.engine.model import EngineEvent, EngineModel
 from runstate.models.engine.state import RunSnapshot
 from runstate.models.model import Alert, AlertSink, Draft, E, Model, S, W
 from runstate.models.registry import find_model
 from runstate.producer import RunProducer
+from runstate.snapshots import Snapshots
 
 event_bytes_default = 1024 * 1024
 """An event larger than this is refused unless the store was opened with another limit."""
-
-_states_max = 1000
-"""States that a store keeps in memory between appends; a forgotten one is loaded again."""
 
 
 class StoreOptions(TypedDict, total=False):
@@ -81,15 +75,6 @@ def open(
     return Store(open_log(url, create=create), found, **options)
 
 
-class _Kept(Generic[S]):
-    """A state in memory, and how far it and its copy in the log have come."""
-
-    __slots__ = ("saved_seq", "seq", "state")
-
-    def __init__(self, state: S, seq: int, saved_seq: int) -> None:
-        self.state, self.seq, self.saved_seq = state, seq, saved_seq
-
-
 class Store(Generic[W, E, S]):
     """Typed events in, state out. Safe to share between threads."""
 
@@ -104,15 +89,10 @@ class Store(Generic[W, E, S]):
         event_bytes_max: int = event_bytes_default,
         on_alert: AlertSink | None = None,
     ) -> None:
-        if snapshot_every < 0:
-            raise ValueError("snapshot_every is 0 (never), 1 (with every append) or a number of events")
         self.log, self.model, self.alerts = log, model, AlertBook(on_alert)
-        self._snapshot_every, self._event_bytes_max = snapshot_every, event_bytes_max
-        self._check_transitions, self._strict_keys = check_transitions, strict_keys
-        self._kept: OrderedDict[str, _Kept[S]] = OrderedDict()
-        self._kept_lock = Lock()
-        # Striped by stream: threads on different streams never wait for each other's folds.
-        self._fold_locks = [Lock() for _ in range(64)]
+        self.snapshots = Snapshots(log, model, snapshot_every, self.alerts)
+        self._event_bytes_max, self._check_transitions = event_bytes_max, check_transitions
+        self._strict_keys = strict_keys
 
     # --- writing ---------------------------------------------------------------------------------------
 
@@ -166,7 +146,11 @@ class Store(Generic[W, E, S]):
         environment: str = "default",
         plan_version: str = "1",
     ) -> RunProducer:
-        """A producer for one run of the engine model: it derives keys and refuses what is impossible."""
+        """A producer for one run: it derives keys and refuses what is impossible. For the engine model alone."""
+        if not isinstance(self.model, EngineModel):
+            raise TypeError(
+                f"run() speaks the events of the engine model, this store has the model {self.model.name!r}"
+            )
         return RunProducer(
             self,
             run_id,
@@ -184,8 +168,7 @@ class Store(Generic[W, E, S]):
             StreamNotFound: there is no such stream.
         """
         self.log.delete_stream(stream)
-        with self._kept_lock:
-            self._kept.pop(stream, None)
+        self.snapshots.forget(stream)
 
     # --- reading ---------------------------------------------------------------------------------------
 
@@ -196,7 +179,7 @@ class Store(Generic[W, E, S]):
 
     def get_snapshot(self, stream: str) -> S | None:
         """The snapshot that is on file, or None. It may be behind the log; it is never ahead of it."""
-        stored = self.stored_snapshot(stream)
+        stored = self.snapshots.stored(stream)
         return None if stored is None else self.model.load(stored.body)
 
     def project_snapshot(self, stream: str) -> S:
@@ -222,10 +205,7 @@ class Store(Generic[W, E, S]):
 
     def current_state(self, stream: str) -> S:
         """The state now: the snapshot on file brought up to date. The initial state where there is no stream."""
-        stored = self.stored_snapshot(stream)
-        if stored is None:
-            return self._fold(self.model.initial(stream), stream, 0, None)
-        return self._fold(self.model.load(stored.body), stream, stored.seq, None)
+        return self._state_at(stream, None)
 
     def diff(self, stream: str, *, from_seq: int, to_seq: int) -> list[Change]:
         """What changed in the state between two places in the stream."""
@@ -236,16 +216,6 @@ class Store(Generic[W, E, S]):
     def holds_key(self, stream: str, key: str) -> bool:
         """Whether the stream holds an event under this idempotency key."""
         return self.log.find(stream, key) is not None
-
-    def stored_snapshot(self, stream: str) -> StoredSnapshot | None:
-        """What is on file, if this version of the model wrote it. Another version's state is discarded."""
-        stored = self.log.load_snapshot(stream, self.model.name)
-        return stored if stored is not None and stored.version == self.model.version else None
-
-    def keep_snapshot(self, stream: str, state: S, seq: int) -> None:
-        """Put a state on file. A stream that was deleted meanwhile has nothing left to keep a snapshot of."""
-        with suppress(StreamNotFound):
-            self.log.save_snapshot(stream, self._snapshot(state, seq))
 
     def rebuild_snapshot(self, stream: str) -> StoredSnapshot:
         """Fold the stream from its first event and keep the result in place of what was kept.
@@ -266,7 +236,7 @@ class Store(Generic[W, E, S]):
         info = self.log.stream(stream)
         if info is None:
             raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-        return self._snapshot(self.snapshot_at(stream, seq=info.last_seq), info.last_seq)
+        return self.snapshots.of(self.snapshot_at(stream, seq=info.last_seq), info.last_seq)
 
     def close(self) -> None:
         self.log.close()
@@ -301,8 +271,8 @@ class Store(Generic[W, E, S]):
         for draft, result in zip(drafts, results, strict=True):
             if result.mismatch:
                 self.alerts.raise_once(_mismatch(stream, draft, result))
-        if self._snapshot_every and any(result.persisted for result in results):
-            self._maintain_snapshot(stream, drafts, results)
+        stored = zip(drafts, results, strict=True)
+        self.snapshots.appended(stream, [(r.seq, d.render(r.seq, r.persisted_at)) for d, r in stored if r.persisted])
         return results
 
     def _append_possible(self, stream: str, drafts: list[Draft], expected_seq: int | None) -> list[AppendResult]:
@@ -318,7 +288,7 @@ class Store(Generic[W, E, S]):
                     raise
 
     def _refuse_impossible(self, stream: str, drafts: list[Draft], seq: int) -> None:
-        state = self._fold(self.model.initial(stream), stream, 0, seq)
+        state = self._state_at(stream, seq)
         for index, draft in enumerate(drafts):
             event = self.model.decode(draft.render(seq + index + 1, now()))
             for refusal in self.model.refusals(state, event):
@@ -329,44 +299,12 @@ class Store(Generic[W, E, S]):
                 )
             state = self.model.evolve(state, event)
 
-    def _maintain_snapshot(self, stream: str, drafts: list[Draft], results: list[AppendResult]) -> None:
-        new = [(result.seq, draft) for draft, result in zip(drafts, results, strict=True) if result.persisted]
-        first, last = new[0][0], new[-1][0]
-        with self._fold_locks[hash(stream) % len(self._fold_locks)]:
-            kept = self._kept_state(stream)
-            if kept.seq >= last:
-                return  # Another thread, whose append came later, was here first and has folded this one too.
-            if kept.seq == first - 1 and last - first + 1 == len(new):
-                lines = [draft.render(result.seq, result.persisted_at) for draft, result in _persisted(drafts, results)]
-                kept.state = self.model.fold(kept.state, lines, self.alerts.raise_once)
-            else:
-                missed = self.log.lines(stream, after_seq=kept.seq, until_seq=last)
-                kept.state = self.model.fold(kept.state, missed, self.alerts.raise_once)
-            kept.seq = last
-            if last - kept.saved_seq >= self._snapshot_every:
-                self.keep_snapshot(stream, kept.state, last)
-                kept.saved_seq = last
-
-    def _kept_state(self, stream: str) -> _Kept[S]:
-        with self._kept_lock:
-            kept = self._kept.get(stream)
-            if kept is not None:
-                self._kept.move_to_end(stream)
-                return kept
-        stored = self.stored_snapshot(stream)
-        if stored is None:
-            kept = _Kept(self.model.initial(stream), 0, 0)
-        else:
-            kept = _Kept(self.model.load(stored.body), stored.seq, stored.seq)
-        with self._kept_lock:
-            self._kept[stream] = kept
-            if len(self._kept) > _states_max:
-                self._kept.popitem(last=False)
-        return kept
-
-    def _snapshot(self, state: S, seq: int) -> StoredSnapshot:
-        body = self.model.dump(state)
-        return StoredSnapshot(self.model.name, self.model.version, seq, digest(body), body)
+    def _state_at(self, stream: str, until_seq: int | None) -> S:
+        """The state after `until_seq`, or at the end: the snapshot on file brought up to there, if it is not beyond."""
+        stored = self.snapshots.stored(stream)
+        if stored is None or (until_seq is not None and stored.seq > until_seq):
+            return self._fold(self.model.initial(stream), stream, 0, until_seq)
+        return self._fold(self.model.load(stored.body), stream, stored.seq, until_seq)
 
     def _fold(self, state: S, stream: str, after_seq: int, until_seq: int | None) -> S:
         # Looking back raises no alerts: whoever folded these events first has raised them.
@@ -383,10 +321,6 @@ class Store(Generic[W, E, S]):
             stored_by_then = [r.seq for r in page if datetime.fromisoformat(r.persisted_at) <= moment]
             found = max([found, *stored_by_then])
         return found
-
-
-def _persisted(drafts: list[Draft], results: list[AppendResult]) -> list[tuple[Draft, AppendResult]]:
-    return [(draft, result) for draft, result in zip(drafts, results, strict=True) if result.persisted]
 
 
 def _mismatch(stream: str, draft: Draft, result: AppendResult) -> Alert:

@@ -135,7 +135,7 @@ def _v1(run_id: str, event_type: str, *, step: str | None = None, data: Any = No
 
 
 def _differing(store: EngineStore) -> int:
-    kept = ((info.stream, store.stored_snapshot(info.stream)) for info in store.log.streams())
+    kept = ((info.stream, store.snapshots.stored(info.stream)) for info in store.log.streams())
     return sum(found is None or found.body != store.fresh_snapshot(stream).body for stream, found in kept)
 
 

@@ -57,7 +57,7 @@ def snapshot(
             except ValueError as error:
                 raise typer.BadParameter(str(error)) from error
         else:
-            stored = store.stored_snapshot(stream)
+            stored = store.snapshots.stored(stream)
             if stored is None:
                 raise StreamNotFound(f"No snapshot of {stream!r} is kept; --project folds it from the log")
             body = stored.body
@@ -99,7 +99,7 @@ def replay(
             if not check:
                 store.rebuild_snapshot(name)
                 continue
-            kept = store.stored_snapshot(name)
+            kept = store.snapshots.stored(name)
             if kept is not None and _again(store, name, kept) != kept.body:
                 different += 1
                 if as_json:
