@@ -6,7 +6,7 @@ about it is part of the message. Only surfaces (the command line, HTTP) turn a c
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 
 class RunstateError(Exception):
@@ -19,6 +19,10 @@ class RunstateError(Exception):
     def __init__(self, message: str | None = None, **details: Any) -> None:
         super().__init__(message or (type(self).__doc__ or "").strip())
         self.details = details
+
+    def again(self) -> Self:
+        """The same error, to be raised a second time: one object must not be raised in two threads."""
+        return type(self)(str(self), **self.details)
 
     def as_data(self) -> dict[str, Any]:
         """The error as JSON would carry it."""

@@ -10,6 +10,7 @@ changes nothing. A fact that is impossible in the run's state is refused before 
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any, Protocol
 
 from msgspec import UNSET
@@ -122,13 +123,16 @@ class RunProducer:
         Raises:
             InvalidTransition: impossible in the run's state, also after a fresh look at the log.
         """
-        event = self._event(event_type, step, attempt or self._attempt(step), engine_attempt, payload or {})
+        attempt = self._attempt(step) if attempt is None else attempt
+        event = self._event(event_type, step, attempt, engine_attempt, payload or {})
         if event.idempotency_key not in self._sent:
             self._guard(event)
         result = self._store.append_event(event)
         self._sent.add(event.idempotency_key)
-        if result.persisted:
+        if result.seq == self._state.last_event_seq + 1:
             self._state = fold(self._state, (_record(event, result.seq, result.persisted_at),))
+        elif result.seq > self._state.last_event_seq:
+            self._state = self._store.current_state(event.run_id)  # Others have written in between.
         return result
 
     def _event(
@@ -176,5 +180,6 @@ class RunProducer:
 
 
 def _record(event: RunEventWrite, seq: int, persisted_at: str) -> RunEventRecord:
-    fields = {name: getattr(event, name) for name in RunEventWrite.__struct_fields__}
+    # Copied, since the state keeps the artifacts of the payload, and the caller may go on using its own.
+    fields = {name: deepcopy(getattr(event, name)) for name in RunEventWrite.__struct_fields__}
     return RunEventRecord(run_seq=seq, persisted_at=persisted_at, **fields)

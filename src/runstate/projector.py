@@ -137,23 +137,27 @@ class Projector:
         return found
 
     def _restore(self, projection: Projection) -> None:
-        stored, info = self._store.snapshots.stored(projection.stream), self._store.log.stream(projection.stream)
-        if stored is None or info is None:
+        stored = self._store.snapshots.stored(projection.stream)
+        if stored is None:
             self._states[projection.stream] = self._store.model.initial(projection.stream)
             return
         self._states[projection.stream] = self._store.model.load(stored.body)
+        # How many events are in it, nobody wrote down. None is the safe guess: at worst a stream is read again.
         projection.watermark = projection.observed = stored.seq
-        # A log without gaps leaves none in its snapshots. Otherwise assume one: at worst a stream is read again.
-        projection.applied = stored.seq if info.events == info.last_seq else 0
 
     def _apply(self, projection: Projection, lines: list[bytes], watermark: int) -> None:
         stream = projection.stream
-        # Taken out while it is folded: should that fail half way, nobody goes on with half a state.
-        state = self._states.pop(stream)
-        state = self._store.model.fold(state, lines, self._store.alerts.raise_once)
+        try:
+            # Taken out while it is folded: should that fail half way, nobody goes on with half a state.
+            state = self._store.model.fold(self._states.pop(stream), lines, self._store.alerts.raise_once)
+            self._store.snapshots.keep(stream, state, watermark)
+        except BaseException:
+            self._projections.pop(stream, None)
+            raise
         projection.watermark = watermark
         projection.applied += len(lines)
-        self._keep(stream, state, watermark)
+        self._states[stream] = state
+        self._let_go()
 
     def _resync(self, projection: Projection) -> None:
         """Read the stream from the log to its end: what is missing, or all of it when something came late."""
@@ -172,12 +176,12 @@ class Projector:
         if projection.watermark >= projection.observed:
             projection.status, projection.late = "LIVE", False
 
-    def _keep(self, stream: str, state: Any, watermark: int) -> None:
-        self._store.snapshots.keep(stream, state, watermark)
-        self._states[stream] = state
+    def _let_go(self) -> None:
+        """Bound the memory: the streams not touched for longest start again from their snapshots on file."""
         while len(self._states) > _states_max:
-            forgotten, _ = self._states.popitem(last=False)
-            del self._projections[forgotten]
+            stream, _ = self._states.popitem(last=False)
+            if self._projections[stream].status == "LIVE":
+                del self._projections[stream]
 
     def _measured(self, lag_s: float) -> float:
         self.lag_s = lag_s

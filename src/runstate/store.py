@@ -72,7 +72,12 @@ def open(
         InvalidUrl, UnknownModel, LogNotFound, NotALog, LogTooNew, LogFailed: nothing was opened or changed.
     """
     found = find_model(model) if isinstance(model, str) else model
-    return Store(open_log(url, create=create), found, **options)
+    log = open_log(url, create=create)
+    try:
+        return Store(log, found, **options)
+    except BaseException:
+        log.close()
+        raise
 
 
 class Store(Generic[W, E, S]):
@@ -130,6 +135,12 @@ class Store(Generic[W, E, S]):
                 raise
             by_stream.setdefault(stream, []).append((index, draft))
         results: list[Any] = [None] * len(events)
+        for stream, numbered in by_stream.items() if self._check_transitions else ():
+            try:
+                self._refuse_impossible(stream, [draft for _, draft in numbered])
+            except InvalidTransition as error:
+                error.details["index"] = numbered[error.details["index"]][0]
+                raise
         for stream, numbered in by_stream.items():
             appended = self._append(stream, [draft for _, draft in numbered], None)
             for (index, _), result in zip(numbered, appended, strict=True):
@@ -278,26 +289,37 @@ class Store(Generic[W, E, S]):
     def _append_possible(self, stream: str, drafts: list[Draft], expected_seq: int | None) -> list[AppendResult]:
         """Append only what is possible in the state that the stream is in, whoever else appends meanwhile."""
         while True:
-            info = self.log.stream(stream)
-            seq = 0 if info is None else info.last_seq
-            self._refuse_impossible(stream, [d for d in drafts if not self.holds_key(stream, d.key)], seq)
+            seq = self._refuse_impossible(stream, drafts)
             try:
                 return self.log.append(stream, drafts, expected_seq=seq if expected_seq is None else expected_seq)
             except SequenceConflict:
                 if expected_seq is not None:
                     raise
 
-    def _refuse_impossible(self, stream: str, drafts: list[Draft], seq: int) -> None:
-        state = self._state_at(stream, seq)
+    def _refuse_impossible(self, stream: str, drafts: list[Draft]) -> int:
+        """Check drafts one after the other against the stream as it is. Returns the seq that it is at.
+
+        Raises:
+            InvalidTransition: with the `index` of the draft; the same answer as long as the stream stays as it is.
+        """
+        info = self.log.stream(stream)
+        seq = 0 if info is None else info.last_seq
+        state, new = self._state_at(stream, seq), set[str]()
         for index, draft in enumerate(drafts):
-            event = self.model.decode(draft.render(seq + index + 1, now()))
+            if draft.key in new or self.holds_key(stream, draft.key):
+                continue  # A retry: its first answer stands.
+            new.add(draft.key)
+            event = self.model.decode(draft.render(seq + len(new), now()))
             for refusal in self.model.refusals(state, event):
-                prior, attempted = refusal.details.get("priorState"), refusal.details.get("attemptedState")
+                details = {n: v for n, v in refusal.details.items() if n not in ("runSeq", "persistedAt")}
                 raise InvalidTransition(
-                    f"{draft.type} is impossible: {prior} does not become {attempted}; nothing was written",
-                    **refusal.details,
+                    f"{draft.type} is impossible: {details.get('priorState')} does not become "
+                    f"{details.get('attemptedState')}; nothing was written",
+                    index=index,
+                    **details,
                 )
             state = self.model.evolve(state, event)
+        return seq
 
     def _state_at(self, stream: str, until_seq: int | None) -> S:
         """The state after `until_seq`, or at the end: the snapshot on file brought up to there, if it is not beyond."""

@@ -124,7 +124,7 @@ def golden() -> Path:
     return root / "tests/golden"
 
 
-# --- stores --------------------------------------------------------------------------------------------
+# --- stores ----------------------------------------------------------------------------------------------
 
 
 def url_of(scheme: str, directory: Path) -> str:
@@ -149,7 +149,20 @@ def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Calla
         yield opener
 
 
-# --- histories -----------------------------------------------------------------------------------------
+@pytest.fixture
+def set_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """`set_clock(time)`: the append authority's clock stands at that time, whatever the log."""
+    shown = ["2026-11-15T09:30:00.000Z"]
+    monkeypatch.setattr("runstate.logs.memory.log.now", lambda: shown[0])
+    monkeypatch.setattr("runstate.logs.sqlite.writer.now", lambda: shown[0])
+
+    def set_to(at: str) -> None:
+        shown[0] = at
+
+    return set_to
+
+
+# --- histories -------------------------------------------------------------------------------------------
 
 _names = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 _numbers = st.integers(-(2**53) + 1, 2**53 - 1) | st.floats(allow_nan=False, allow_infinity=False)
@@ -158,13 +171,21 @@ _json = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_names, inner, max_size=3),
     max_leaves=6,
 )
-_errors = st.one_of(
-    _json,
-    st.fixed_dictionaries(
-        {}, optional={"code": _names | st.just(7), "message": _names | st.none(), "retryable": st.booleans() | _names}
-    ),
+_payloads: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+    [
+        {},
+        {},
+        {"artifacts": []},
+        {"artifacts": "no list"},
+        {"artifacts": ["a", {"b": [1, None, True], "a": "é"}]},
+        {"artifacts": [0.5, 1e17, -0.0, 1.0, 2**53 - 1]},
+        {"artifacts": [{"\ufb33": 1e21, "\U0001f600": 1e-7, "\r": 0.1}]},
+        {"artifacts": ["\u2028\0\x7f"], "error": {"code": "E", "message": "m", "retryable": True}},
+        {"artifacts": {"not": "a list"}, "error": "no object"},
+        {"error": {"code": 7, "message": None, "retryable": "yes"}},
+        {"error": {}, "other": [[]]},
+    ]
 )
-_payloads = st.fixed_dictionaries({}, optional={"artifacts": st.lists(_json, max_size=2) | _json, "error": _errors})
 _times = st.sampled_from(
     ["2026-11-15T09:30:00Z", "2026-11-15T09:30:01.250Z", "2026-11-15T09:29:00+00:00", "2026-11-15T09:31:00.123456789Z"]
 )

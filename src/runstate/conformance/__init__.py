@@ -18,6 +18,7 @@ It needs pytest and hypothesis, and the marker `slow`. `RUNSTATE_KILL_ROUNDS` sa
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -36,14 +37,14 @@ _homes = {
     "Opener": "runstate.conformance.opener",
 }
 
+if "pytest" in sys.modules:
+    # Before any of them is imported: without it, a failing test of the kit says AssertionError and nothing more.
+    _with_asserts = ("claims", "durable", "every_log", "history", "processes", "workers")
+    sys.modules["pytest"].register_assert_rewrite(*(f"{__name__}.{module}" for module in _with_asserts))
+
 
 def __getattr__(name: str) -> Any:
     """Import on first use: the writer processes of this package start without pytest and hypothesis."""
     if name not in _homes:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import pytest
-
-    # Without it, a failing test of the kit would say AssertionError and nothing more.
-    tests = ("claims", "durable", "every_log", "history", "processes", "workers")
-    pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in tests))
     return getattr(import_module(_homes[name]), name)

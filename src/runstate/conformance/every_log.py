@@ -9,7 +9,7 @@ from runstate.conformance.claims.keys import KeyClaims
 from runstate.conformance.claims.races import RaceClaims
 from runstate.conformance.claims.reads import ReadClaims
 from runstate.conformance.claims.refusals import RefusalClaims
-from runstate.conformance.history import check_histories
+from runstate.conformance.history import check_histories, how_default
 from runstate.conformance.opener import Opener
 from runstate.logs.log import Capability, EventLog
 
@@ -30,8 +30,8 @@ class LogConformance(
 ):
     """The tests that every log must pass. Give it the fixture `opener`."""
 
-    histories = 25
-    """How many random histories are tried."""
+    histories = how_default
+    """How many random histories are tried, and how long each is; `settings(how_default, max_examples=500)` for more."""
 
     def test_every_capability_that_is_declared_is_tested(self, log: EventLog) -> None:
         tested = {vars(kit)["proves"] for kit in type(self).__mro__ if "proves" in vars(kit)} - {None}

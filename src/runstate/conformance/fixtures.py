@@ -44,12 +44,12 @@ def needs(*capabilities: Capability) -> Callable[[F], F]:
 
     def mark(test: F) -> F:
         @wraps(test)
-        def tried(self: Any, log: EventLog, **fixtures: Any) -> None:
+        def tried(self: Any, log: EventLog, *fixtures: Any, **named: Any) -> None:
             if log.capabilities >= set(capabilities):
-                test(self, log, **fixtures)
+                test(self, log, *fixtures, **named)
                 return
             with pytest.raises(Unsupported):
-                test(self, log, **fixtures)
+                test(self, log, *fixtures, **named)
 
         return cast(F, tried)
 

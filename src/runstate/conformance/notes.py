@@ -44,20 +44,32 @@ def snapshot(seq: int, *, version: int = 1, model: str = "notes", text: str = ""
 
 
 def stored(log: EventLog, stream: str, *, page: int = 1000) -> list[Record]:
-    """The whole stream, page by page."""
+    """The whole stream, page by page.
+
+    Raises:
+        AssertionError: the pages do not ascend; with such a log one might turn pages for ever.
+    """
     found: list[Record] = []
     while records := log.read(stream, after_seq=found[-1].seq if found else 0, limit=page):
         found += records
+        if seqs(found[-len(records) - 1 :]) != sorted(set(seqs(found[-len(records) - 1 :]))):
+            raise AssertionError(f"the stream {stream!r} was not read in ascending order: {seqs(found)[-10:]}")
     return found
 
 
 def followed(log: EventLog, after: Position | None = None, *, page: int = 1000) -> FeedPage:
-    """The feed from a position to where it ends now, page by page, as one page."""
-    found: list[Record] = []
+    """The feed from a position to where it ends now, page by page, as one page.
+
+    Raises:
+        AssertionError: an event came twice; with such a log one might turn pages for ever.
+    """
+    found: dict[tuple[str, int], Record] = {}
     while records := (answer := log.feed(after=after, limit=page)).records:
-        found += records
+        for record in records:
+            if found.setdefault((record.stream, record.seq), record) is not record:
+                raise AssertionError(f"the feed gave event {record.seq} of {record.stream!r} twice")
         after = answer.next
-    return FeedPage(found, after)
+    return FeedPage(list(found.values()), after)
 
 
 def keys(records: Iterable[Record]) -> list[str]:

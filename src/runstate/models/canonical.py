@@ -31,16 +31,31 @@ def canonical(value: Any) -> bytes:
         InvalidJson: the value holds something that JSON cannot say (NaN, 2^63, a lone surrogate).
     """
     try:
-        return rfc8785.dumps(value)
-    except (rfc8785.CanonicalizationError, RecursionError) as error:
+        return rfc8785.dumps(_as_doubles(value))
+    except (rfc8785.CanonicalizationError, RecursionError, TypeError, OverflowError, UnicodeError) as error:
         raise InvalidJson(f"No canonical form: {error}") from error
+
+
+def _as_doubles(value: Any) -> Any:
+    """JSON has one kind of number, the double, and RFC 8785 writes a large one like an integer: 1e20 as 1 and 20 zeros.
+
+    Read back, that is an integer beyond 2^53. It is the same number, so it must give the same bytes again.
+    """
+    kind = type(value)
+    if kind is int and abs(value) > integer_max and int(float(value)) == value:
+        return float(value)
+    if kind is dict:
+        return {name: _as_doubles(member) for name, member in value.items()}
+    if kind is list or kind is tuple:
+        return [_as_doubles(item) for item in value]
+    return value
 
 
 def embed(value: Any) -> Any:
     """`value`, in a form that msgspec's sorted encoder writes as RFC 8785 would.
 
-    msgspec is far faster, and differs in two points alone: how it writes floats, and how it sorts names
-    beyond ASCII. A value with neither is handed back as it is.
+    msgspec is far faster, and differs in two points alone: how it writes large numbers and floats, and how it sorts
+    names beyond ASCII. A value with neither is handed back as it is.
     """
     return value if _plain(value) else msgspec.Raw(canonical(value))
 
@@ -48,10 +63,12 @@ def embed(value: Any) -> Any:
 def _plain(value: Any) -> bool:
     kind = type(value)
     if kind is dict:
-        return all(name.isascii() and _plain(member) for name, member in value.items())
+        return all(type(name) is str and name.isascii() and _plain(member) for name, member in value.items())
     if kind is list:
         return all(_plain(item) for item in value)
-    return kind is not float
+    if kind is int:
+        return bool(-integer_max <= value <= integer_max)
+    return kind is str or value is None or kind is bool
 
 
 def digest(data: bytes) -> str:
@@ -67,6 +84,7 @@ def parse(text: bytes | str) -> Any:
     """
     try:
         decoded = text.decode("utf-8") if isinstance(text, bytes) else text
+        _check_text(decoded, "$")
         # Counting brackets first keeps the recursive parser below from ever meeting a bomb.
         if decoded.count("[") + decoded.count("{") > depth_max and _depth(decoded) > depth_max:
             raise InvalidJson(f"JSON is nested deeper than {depth_max} levels; flatten it")
@@ -83,12 +101,14 @@ def parse(text: bytes | str) -> Any:
 def check_value(value: Any, path: str = "$", depth: int = 0) -> None:
     """Refuse a Python value that would not survive the way into JSON and back unchanged.
 
+    `depth` is how many objects and lists the value will stand in.
+
     Raises:
         InvalidJson: naming the path of the first such value.
     """
-    if depth > depth_max:
-        raise InvalidJson(f"JSON is nested deeper than {depth_max} levels; flatten it")
     kind = type(value)
+    if depth >= depth_max and (kind is dict or kind is list or kind is tuple):
+        raise InvalidJson(f"JSON is nested deeper than {depth_max} levels; flatten it")
     if kind is str:
         _check_text(value, path)
     elif kind is dict:
@@ -109,12 +129,20 @@ def check_value(value: Any, path: str = "$", depth: int = 0) -> None:
         raise InvalidJson(f"{kind.__name__} at {path} is no JSON value")
 
 
+def is_text(text: str) -> bool:
+    """Whether it can be written as UTF-8: whether it has no lone surrogate."""
+    if text.isascii():
+        return True
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _check_text(text: str, path: str) -> None:
-    if not text.isascii():
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InvalidJson(f"A lone surrogate at {path} is no text") from error
+    if not is_text(text):
+        raise InvalidJson(f"A lone surrogate at {path} is no text")
 
 
 def _check_integer(value: int, path: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 import msgspec
 
 from runstate.errors import InvalidStream
-from runstate.models.canonical import digest
+from runstate.models.canonical import canonical, digest
 
 W = TypeVar("W")
 """What a producer writes."""
@@ -67,12 +67,13 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     def same_content(self, stored: bytes) -> bool:
         """Whether the stored line says what this draft says, apart from what a retry may change."""
+        # As bytes, since Python takes 1 and True for the same.
         return self._content(b"{" + self.tail) == self._content(stored)
 
-    def _content(self, line: bytes) -> dict[str, Any]:
+    def _content(self, line: bytes) -> bytes:
         members: dict[str, Any] = msgspec.json.decode(line)
-        placed: dict[str, Any] = msgspec.json.decode(self.prefix % (0, b"") + b'"":0}')
-        return {n: v for n, v in members.items() if n not in self.volatile and n not in placed}
+        placed: dict[str, Any] = msgspec.json.decode((self.prefix % (0, b""))[:-1] + b"}")
+        return canonical({n: v for n, v in members.items() if n not in self.volatile and n not in placed})
 
 
 class Model(ABC, Generic[W, E, S]):
@@ -164,7 +165,7 @@ class Model(ABC, Generic[W, E, S]):
 # Slashes and `..` would leave a log's directory, control characters would break its lines, and what is
 # longer than this makes no file name once a suffix is added.
 stream_bytes_max = 200
-_stream_pattern = re.compile(r"(?!\.{1,2}\Z)[^/\\\x00-\x1f\x7f]+")
+_stream_pattern = re.compile(r"(?!\.{1,2}\Z)[^/\\\x00-\x1f\x7f\ud800-\udfff]+")
 
 
 def check_stream(stream: str) -> None:
@@ -176,7 +177,7 @@ def check_stream(stream: str) -> None:
     if not _stream_pattern.fullmatch(stream):
         raise InvalidStream(
             f"The stream id {stream[:80]!r} is refused: not empty, no slash, no backslash, "
-            "no control character, not '.' or '..'",
+            "no control character, no lone surrogate, not '.' or '..'",
             stream=stream[:stream_bytes_max],
         )
     if len(stream) > stream_bytes_max or len(stream.encode("utf-8", "replace")) > stream_bytes_max:

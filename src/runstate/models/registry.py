@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from functools import cache
 from importlib.metadata import entry_points
@@ -12,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from runstate.errors import UnknownModel
+from runstate.models.canonical import digest
 from runstate.models.model import Model
 
 _group = "runstate.models"
@@ -22,7 +24,6 @@ def installed_models() -> list[str]:
     return sorted({point.name for point in entry_points(group=_group)})
 
 
-@cache
 def find_model(name: str) -> Model[Any, Any, Any]:
     """The model of that name, or at that place: `engine`, `package.module:Order`, `order.py:Order`.
 
@@ -38,27 +39,42 @@ def find_model(name: str) -> Model[Any, Any, Any]:
             f"There is no model {name!r}. Installed: {known}. One of your own is named by its place: order.py:Order"
         )
     try:
-        return _as_model(getattr(_module(place), attribute), name)
-    except (ImportError, AttributeError, OSError, SyntaxError) as error:
-        raise UnknownModel(f"The model {name!r} cannot be loaded: {error}") from error
+        found = getattr(_module(place), attribute)
+    except Exception as error:
+        raise UnknownModel(f"The model {name!r} cannot be loaded: {error!r}") from error
+    return _as_model(found, name)
 
 
 def _module(place: str) -> ModuleType:
     if not place.endswith(".py"):
         return importlib.import_module(place)
     path = Path(place).resolve()
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # Named after its whole path: two files of one name are two modules, and neither hides a module of a library.
+    name = f"runstate_model_{digest(str(path).encode())[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{place} is no Python file")
     module = importlib.util.module_from_spec(spec)
     # Structs look their annotations up in sys.modules, so the module must stand there before it runs.
-    sys.modules.setdefault(path.stem, module)
-    spec.loader.exec_module(module)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 
 def _as_model(found: Any, name: str) -> Model[Any, Any, Any]:
-    model = found() if isinstance(found, type) else found
-    if not isinstance(model, Model):
-        raise UnknownModel(f"{name!r} is a {type(model).__name__}, not a runstate.Model")
-    return model
+    if isinstance(found, type) and issubclass(found, Model) and not inspect.isabstract(found):
+        found = _made(found)
+    if not isinstance(found, Model) or not hasattr(found, "name"):
+        raise UnknownModel(f"{name!r} is no model: a subclass of runstate.Model that has a name and can be made")
+    return found
+
+
+@cache
+def _made(kind: type[Model[Any, Any, Any]]) -> Model[Any, Any, Any]:
+    return kind()

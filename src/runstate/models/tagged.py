@@ -68,12 +68,14 @@ class TaggedModel(Model[Fact[T], Fact[T], S], Generic[T, S]):
         check_stream(event.stream)
         if not event.key or len(event.key) > 256:
             raise InvalidEvent("A fact needs a key of 1 to 256 characters that names it within its stream")
+        # Read from one log, a fact can be appended to another: its place and time are the log's to give.
+        event = msgspec.structs.replace(event, seq=0, persisted_at="")
         try:
-            check_value(msgspec.to_builtins(event.event))
+            check_value(msgspec.to_builtins(event, str_keys=True))
             encoded = msgspec.json.encode(event)
             # Decoding what was encoded catches a struct that was filled with values of the wrong types.
             self._decoder.decode(encoded)
-        except (InvalidJson, msgspec.ValidationError, TypeError) as error:
+        except (InvalidJson, msgspec.ValidationError, TypeError, UnicodeEncodeError) as error:
             raise InvalidEvent(f"{error}") from error
         return (
             event.stream,
@@ -94,7 +96,7 @@ class TaggedModel(Model[Fact[T], Fact[T], S], Generic[T, S]):
         return fact
 
     def dump(self, state: S) -> bytes:
-        return canonical(msgspec.to_builtins(state))
+        return canonical(msgspec.to_builtins(state, str_keys=True, order="sorted"))
 
     def load(self, data: bytes) -> S:
         try:

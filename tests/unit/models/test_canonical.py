@@ -61,6 +61,11 @@ def test_names_are_sorted_by_their_utf_16_units() -> None:
     assert list(msgspec.json.decode(canonical(dict.fromkeys(names, 0)))) == expected
 
 
+def test_the_fast_way_sorts_names_by_their_utf_16_units() -> None:
+    names = dict.fromkeys(["\ufb33", "\U0001f600", "a"], 0)
+    assert _fast([names]) == canonical([names])
+
+
 def test_names_are_sorted_in_every_object_and_lists_never() -> None:
     assert canonical({"b": [3, {"d": 1, "c": 2}, 1], "a": {}}) == b'{"a":{},"b":[3,{"c":2,"d":1},1]}'
 
@@ -97,7 +102,9 @@ def test_text_is_written_alike_both_ways(text: str) -> None:
 
 
 def test_a_tuple_is_written_like_a_list() -> None:
-    assert _fast({"a": (1e21, {"\ufb33": 1, "\U0001f600": 2})}) == canonical({"a": [1e21, {"\ufb33": 1, "\U0001f600": 2}]})
+    assert _fast({"a": (1e21, {"\ufb33": 1, "\U0001f600": 2})}) == canonical(
+        {"a": [1e21, {"\ufb33": 1, "\U0001f600": 2}]}
+    )
 
 
 def test_a_value_that_needs_no_care_is_not_copied() -> None:
@@ -121,7 +128,7 @@ def test_nesting_that_would_exhaust_the_stack_has_no_canonical_form() -> None:
         canonical(_nested(100_000))
 
 
-# --- parse ---------------------------------------------------------------------------------------------
+# --- parse -----------------------------------------------------------------------------------------------
 
 hostile = {
     "invalid UTF-8": b'{"a":"\xff"}',
@@ -244,7 +251,7 @@ def test_bytes_are_parsed_or_refused_and_nothing_else(data: bytes) -> None:
     parse(data.decode())
 
 
-# --- check_value ---------------------------------------------------------------------------------------
+# --- check_value -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

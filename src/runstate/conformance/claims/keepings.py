@@ -158,6 +158,12 @@ class BlobClaims(LogKit):
         with pytest.raises(BlobNotFound):
             log.get_blob(BlobRef(ref))
 
+    @needs(Capability.BLOBS)
+    def test_a_digest_alone_names_no_blob(self, log: EventLog) -> None:
+        ref = log.put_blob(b"data")
+        with pytest.raises(BlobNotFound):
+            log.get_blob(BlobRef(ref.removeprefix("sha256:")))
+
     @needs(Capability.BLOBS, Capability.DELETE)
     def test_blobs_outlive_the_deletion_of_a_stream(self, log: EventLog) -> None:
         log.append("s", notes("a"))

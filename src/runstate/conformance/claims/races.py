@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from runstate.conformance.fixtures import LogKit
 from runstate.conformance.claims.refusals import unwritable
+from runstate.conformance.fixtures import LogKit
 from runstate.conformance.notes import keys, note, notes, numbered, seqs, stored
 from runstate.conformance.threads import meanwhile, race, race_all
 from runstate.errors import SequenceConflict

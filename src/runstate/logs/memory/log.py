@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from threading import Lock
 from typing import Self
 
-from runstate.errors import BlobNotFound, InvalidPosition, InvalidUrl, LogClosed, StreamNotFound
+from runstate.errors import BlobNotFound, InvalidUrl, LogClosed, StreamNotFound
 from runstate.logs.log import (
     AppendResult,
     BlobRef,
@@ -20,6 +20,7 @@ from runstate.logs.log import (
     StreamInfo,
     check_expected,
     check_limit,
+    decimal_position,
     now,
 )
 from runstate.models.canonical import digest
@@ -81,7 +82,7 @@ class MemoryLog:
     def lines(self, stream: str, *, after_seq: int = 0, until_seq: int | None = None) -> Iterator[bytes]:
         check_stream(stream)
         with self._open():
-            found = self._streams.get(stream, [])[max(after_seq, 0) : until_seq]
+            found = self._streams.get(stream, [])[max(after_seq, 0) : None if until_seq is None else max(until_seq, 0)]
         return (record.body for record in found)
 
     def find(self, stream: str, key: str) -> Record | None:
@@ -92,7 +93,8 @@ class MemoryLog:
     def feed(self, *, after: Position | None = None, limit: int = 1000) -> FeedPage:
         check_limit(limit)
         with self._open():
-            start = bisect_right(self._feed, _number(after), key=lambda entry: entry[0])
+            position = 0 if after is None else decimal_position(after, self._last_position)
+            start = bisect_right(self._feed, position, key=lambda entry: entry[0])
             page = self._feed[start : start + limit]
             return FeedPage([record for _, record in page], Position(str(page[-1][0])) if page else after)
 
@@ -134,6 +136,8 @@ class MemoryLog:
 
     def verify(self, stream: str | None = None) -> Iterator[Finding]:
         """Nothing: what is in memory is as it was put there."""
+        if stream is not None:
+            check_stream(stream)
         with self._open():
             return iter(())
 
@@ -180,11 +184,3 @@ def _first_result(first: Record, draft: Draft) -> AppendResult:
 def _info(records: list[Record]) -> StreamInfo:
     first, last = records[0], records[-1]
     return StreamInfo(first.stream, first.tenant, last.seq, len(records), first.persisted_at, last.persisted_at)
-
-
-def _number(position: Position | None) -> int:
-    if position is None:
-        return 0
-    if not position.isdecimal():
-        raise InvalidPosition(position=position)
-    return int(position)

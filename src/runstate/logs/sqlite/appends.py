@@ -1,7 +1,8 @@
 """How a group of appends becomes rows, inside a transaction that the writer has begun.
 
-Nearly every key is new, so the first try looks none of them up: the unique index refuses the whole group if
-one is known after all, and the second try, after a rollback, looks up each.
+Nearly every key is new, so `append_new` looks none of them up: it moves the heads of the streams, writes all rows, and
+the unique index refuses the whole group if a key is known after all. Then the writer rolls back, and `append_checked`
+looks up each key.
 """
 
 from __future__ import annotations
@@ -14,26 +15,59 @@ from runstate.errors import SequenceConflict
 from runstate.logs.log import AppendResult, check_expected
 from runstate.models.model import Draft
 
-_select_head = "SELECT id, last_seq FROM streams WHERE stream = ?"
+_move_head = """
+UPDATE streams SET last_seq = ?, events = events + ?, last_persisted_at = ?
+WHERE id = ? AND stream = ? AND last_seq = ?
+"""
 _insert_head = """
-INSERT INTO streams (stream, tenant, last_seq, events, first_persisted_at, last_persisted_at)
-VALUES (?, ?, 0, 0, ?, ?) RETURNING id
+INSERT INTO streams (stream, tenant, last_seq, events, first_persisted_at, last_persisted_at) VALUES (?, ?, ?, ?, ?, ?)
 """
-_update_head = """
-UPDATE streams SET last_seq = ?, events = events + ?, last_persisted_at = ? WHERE id = ?
-"""
+_select_head = "SELECT id, last_seq FROM streams WHERE stream = ?"
 insert_event = """
 INSERT INTO events (stream_id, seq, event_id, type, key, tenant, emitted_at, persisted_at, crc, body)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _select_key = "SELECT event_id, seq, persisted_at, body FROM events WHERE stream_id = ? AND key = ?"
 
-First = tuple[str, int, str, bytes]
-"""Event id, seq, persisted_at and body of the event that a key already stands for."""
+Row = tuple[int, int, str, str, str, str, str, str, int, bytes]
+
+
+heads_max = 10_000
 
 
 class KnownKey(Exception):
-    """Perhaps a key of this group is known already: try again and look."""
+    """Perhaps a key of this group is known already: roll back, and look."""
+
+
+class Heads:
+    """Where the streams stand, as far as this process knows: a guess that is checked whenever it is used."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, int]] = {}
+
+    def claim(
+        self, connection: sqlite3.Connection, stream: str, tenant: str, count: int, persisted_at: str
+    ) -> tuple[int, int]:
+        """Move a stream's head by `count`, or make it. Returns its number, and the seq that it was at."""
+        stream_id, seq = self._known.get(stream, (0, 0))
+        # Another process may have moved the head since, or deleted the stream: then this changes no row.
+        moved = (seq + count, count, persisted_at, stream_id, stream, seq)
+        if stream_id == 0 or connection.execute(_move_head, moved).rowcount == 0:
+            found = connection.execute(_select_head, (stream,)).fetchone()
+            if found is None:
+                opening = (stream, tenant, count, count, persisted_at, persisted_at)
+                stream_id, seq = connection.execute(_insert_head, opening).lastrowid or 0, 0
+            else:
+                stream_id, seq = found
+                connection.execute(_move_head, (seq + count, count, persisted_at, stream_id, stream, seq))
+        if len(self._known) >= heads_max:
+            self._known.clear()
+        self._known[stream] = (stream_id, seq + count)
+        return stream_id, seq
+
+    def forget(self) -> None:
+        """A transaction was rolled back: what it told us never happened."""
+        self._known.clear()
 
 
 class Append:
@@ -51,96 +85,81 @@ def checksum(
     seq: int, event_id: str, kind: str, key: str, tenant: str, emitted_at: str, persisted_at: str, body: bytes
 ) -> int:
     """CRC-32 over a row, so that a flipped bit or a column edited by hand is found."""
-    return crc32(
-        "\0".join((event_id, kind, key, tenant, emitted_at, persisted_at)).encode(),
-        crc32(body, seq & 0xFFFFFFFF),
-    )
+    envelope = f"{event_id}\0{kind}\0{key}\0{tenant}\0{emitted_at}\0{persisted_at}".encode()
+    return crc32(envelope, crc32(body, seq & 0xFFFFFFFF))
 
 
-class _Head:
-    """Where a stream stands, inside this transaction."""
-
-    __slots__ = ("fresh", "last_seq", "stored_seq", "stream_id")
-
-    def __init__(self, stream_id: int | None, last_seq: int) -> None:
-        self.stream_id, self.stored_seq, self.last_seq = stream_id, last_seq, last_seq
-        self.fresh: dict[str, First] = {}
-        """The keys that this transaction adds; filled only where they are looked up."""
-
-
-def append_all(connection: sqlite3.Connection, appends: Sequence[Append], persisted_at: str, *, look_up: bool) -> None:
-    """Write every append of a group, and give each its result or its error.
+def append_new(connection: sqlite3.Connection, heads: Heads, appends: Sequence[Append], persisted_at: str) -> None:
+    """Write a group in which no key is known, and give each append its result.
 
     Raises:
-        KnownKey: only without `look_up`; roll back, and try again with it.
+        KnownKey: one is, or a stream is not where a caller thinks it is, which may be a retry too.
     """
-    heads: dict[str, _Head] = {}
-    rows: list[tuple[object, ...]] = []
+    by_stream: dict[str, list[Append]] = {}
     for append in appends:
-        head = heads.get(append.stream)
-        if head is None:
-            found = connection.execute(_select_head, (append.stream,)).fetchone()
-            head = heads[append.stream] = _Head(*found) if found else _Head(None, 0)
-        try:
-            append.result = _plan(connection, append, head, rows, persisted_at, look_up)
-            append.error = None
-        except SequenceConflict as conflict:
-            if not look_up:
-                # A retry of an append that went through meets a stream that has moved on since.
-                raise KnownKey from conflict
-            append.error = conflict
-    try:
-        connection.executemany(insert_event, rows)
-    except sqlite3.IntegrityError as error:
-        raise KnownKey from error
-    for head in heads.values():
-        if head.last_seq != head.stored_seq:
-            grown = head.last_seq - head.stored_seq
-            connection.execute(_update_head, (head.last_seq, grown, persisted_at, head.stream_id))
+        by_stream.setdefault(append.stream, []).append(append)
+    rows: list[Row] = []
+    for stream, group in by_stream.items():
+        drafts = [draft for append in group for draft in append.drafts]
+        stream_id, seq = heads.claim(connection, stream, drafts[0].tenant, len(drafts), persisted_at)
+        for append in group:
+            if append.expected_seq is not None and append.expected_seq != seq:
+                raise KnownKey
+            append.result = _add_rows(rows, stream_id, seq, append.drafts, persisted_at)
+            seq += len(append.drafts)
+    _insert(connection, rows)
 
 
-def _plan(
-    connection: sqlite3.Connection,
-    append: Append,
-    head: _Head,
-    rows: list[tuple[object, ...]],
-    persisted_at: str,
-    look_up: bool,
+def append_checked(connection: sqlite3.Connection, heads: Heads, appends: Sequence[Append], persisted_at: str) -> None:
+    """Write a group, looking up every key. Each append gets its result, or the conflict that refuses it."""
+    for append in appends:
+        row = connection.execute(_select_head, (append.stream,)).fetchone()
+        stream_id, seq = row or (0, 0)
+        firsts = {d.key: connection.execute(_select_key, (stream_id, d.key)).fetchone() for d in append.drafts}
+        # The first draft of each key that is not stored yet; a second one is a retry within the same call.
+        unknown: dict[str, Draft] = {}
+        for draft in append.drafts:
+            if firsts[draft.key] is None:
+                unknown.setdefault(draft.key, draft)
+        new = list(unknown.values())
+        append.error = None
+        if new:
+            try:
+                check_expected(append.stream, seq, append.expected_seq)
+            except SequenceConflict as conflict:
+                append.error = conflict
+                continue
+            stream_id, seq = heads.claim(connection, append.stream, new[0].tenant, len(new), persisted_at)
+        rows: list[Row] = []
+        results = dict(zip(unknown, _add_rows(rows, stream_id, seq, new, persisted_at), strict=True))
+        _insert(connection, rows)
+        firsts |= {row[4]: (row[2], row[1], row[7], row[9]) for row in rows}
+        append.result = [
+            results.pop(d.key) if d.key in results else _first_result(d, firsts[d.key]) for d in append.drafts
+        ]
+
+
+def _add_rows(
+    rows: list[Row], stream_id: int, seq: int, drafts: Sequence[Draft], persisted_at: str
 ) -> list[AppendResult]:
-    firsts = _firsts(connection, head, append.drafts) if look_up else {}
-    if len(firsts) < len({draft.key for draft in append.drafts} if look_up else append.drafts):
-        check_expected(append.stream, head.last_seq, append.expected_seq)
-        if head.stream_id is None:
-            opening = (append.stream, append.drafts[0].tenant, persisted_at, persisted_at)
-            (head.stream_id,) = connection.execute(_insert_head, opening).fetchone()
     results = []
-    seq, stream_id = head.last_seq, head.stream_id
-    for draft in append.drafts:
-        if look_up and (first := firsts.get(draft.key)) is not None:
-            event_id, first_seq, at, body = first
-            results.append(AppendResult(event_id, first_seq, at, True, False, not draft.same_content(body)))
-            continue
+    for draft in drafts:
         seq += 1
-        event_id, kind, key = draft.event_id, draft.type, draft.key
-        tenant, emitted_at = draft.tenant, draft.emitted_at
+        event_id, kind, key, tenant, emitted_at = draft.event_id, draft.type, draft.key, draft.tenant, draft.emitted_at
         body = draft.render(seq, persisted_at)
         crc = checksum(seq, event_id, kind, key, tenant, emitted_at, persisted_at, body)
         rows.append((stream_id, seq, event_id, kind, key, tenant, emitted_at, persisted_at, crc, body))
         results.append(AppendResult(event_id, seq, persisted_at))
-        if look_up:
-            firsts[key] = head.fresh[key] = (event_id, seq, persisted_at, body)
-    head.last_seq = seq
     return results
 
 
-def _firsts(connection: sqlite3.Connection, head: _Head, drafts: Sequence[Draft]) -> dict[str, First]:
-    """The events that the stream already holds under these drafts' keys."""
-    if head.stream_id is None:
-        return {}
-    firsts: dict[str, First] = {}
-    for draft in drafts:
-        first = head.fresh.get(draft.key)
-        first = first or connection.execute(_select_key, (head.stream_id, draft.key)).fetchone()
-        if first is not None:
-            firsts[draft.key] = first
-    return firsts
+def _insert(connection: sqlite3.Connection, rows: list[Row]) -> None:
+    try:
+        connection.executemany(insert_event, rows)
+    except sqlite3.IntegrityError as error:
+        raise KnownKey from error
+
+
+def _first_result(draft: Draft, first: tuple[str, int, str, bytes]) -> AppendResult:
+    event_id, seq, persisted_at, body = first
+    return AppendResult(event_id, seq, persisted_at, True, False, not draft.same_content(body))

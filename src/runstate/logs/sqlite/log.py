@@ -16,7 +16,7 @@ from typing import Self
 
 from runstate.errors import (
     BlobNotFound,
-    InvalidPosition,
+    InvalidJson,
     InvalidUrl,
     LogClosed,
     LogDamaged,
@@ -36,11 +36,12 @@ from runstate.logs.log import (
     StoredSnapshot,
     StreamInfo,
     check_limit,
+    decimal_position,
 )
 from runstate.logs.sqlite.appends import Append
 from runstate.logs.sqlite.schema import prepare
 from runstate.logs.sqlite.verify import verify_file
-from runstate.logs.sqlite.writer import Writer, translate
+from runstate.logs.sqlite.writer import Writer, primary_code, translate
 from runstate.models.canonical import digest
 from runstate.models.model import Draft, check_stream
 
@@ -54,10 +55,12 @@ WHERE {_of_stream} AND seq > ? ORDER BY seq LIMIT ?
 """
 _find = f"SELECT {_record_columns} FROM events e WHERE {_of_stream} AND key = ?"
 _lines = f"SELECT seq, body FROM events WHERE {_of_stream} AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
+_lines_page = 4096
 _feed = f"""
 SELECT e.position, s.stream, {_record_columns} FROM events e JOIN streams s ON s.id = e.stream_id
 WHERE e.position > ? ORDER BY e.position LIMIT ?
 """
+_last_position = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events'"
 _info = "SELECT stream, tenant, last_seq, events, first_persisted_at, last_persisted_at FROM streams"
 _load_snapshot = f"SELECT model, version, seq, digest, body FROM snapshots WHERE {_of_stream} AND model = ?"
 _save_snapshot = """
@@ -68,7 +71,6 @@ SET version = excluded.version, seq = excluded.seq, digest = excluded.digest, bo
 WHERE excluded.version <> version OR excluded.seq >= seq
 """
 
-_lines_page = 4096
 _seq_max = 2**63 - 1
 
 
@@ -133,19 +135,21 @@ class SqliteLog:
         check_stream(stream)
         check_limit(limit)
         with self._reader() as reader:
-            return [Record(stream, *row) for row in reader.execute(_read, (stream, after_seq, limit))]
+            return [Record(stream, *row) for row in reader.execute(_read, (stream, _place(after_seq), _place(limit)))]
 
     def lines(self, stream: str, *, after_seq: int = 0, until_seq: int | None = None) -> Iterator[bytes]:
         check_stream(stream)
-        until = _seq_max if until_seq is None else until_seq
+        until = _seq_max if until_seq is None else _place(until_seq)
+        after = _place(after_seq)
         while True:
+            # Page by page: a cursor left open by a caller that reads on later would keep SQLite from cleaning up.
             with self._reader() as reader:
-                page = reader.execute(_lines, (stream, after_seq, until, _lines_page)).fetchall()
+                page = reader.execute(_lines, (stream, after, until, _lines_page)).fetchall()
             for _, body in page:
                 yield body
             if len(page) < _lines_page:
                 return
-            after_seq = page[-1][0]
+            after = page[-1][0]
 
     def find(self, stream: str, key: str) -> Record | None:
         check_stream(stream)
@@ -155,16 +159,18 @@ class SqliteLog:
 
     def feed(self, *, after: Position | None = None, limit: int = 1000) -> FeedPage:
         check_limit(limit)
-        if after is not None and not (after.isdecimal() and len(after) < 19):
-            raise InvalidPosition(position=after)
         with self._reader() as reader:
-            rows = reader.execute(_feed, (int(after or 0), limit)).fetchall()
+            position = 0
+            if after is not None:
+                (last,) = reader.execute(_last_position).fetchone()
+                position = decimal_position(after, last)
+            rows = reader.execute(_feed, (position, _place(limit))).fetchall()
         return FeedPage([Record(*row[1:]) for row in rows], Position(str(rows[-1][0])) if rows else after)
 
     def streams(self, *, after: str = "", limit: int = 1000) -> list[StreamInfo]:
         check_limit(limit)
         with self._reader() as reader:
-            rows = reader.execute(f"{_info} WHERE stream > ? ORDER BY stream LIMIT ?", (after, limit))
+            rows = reader.execute(f"{_info} WHERE stream > ? ORDER BY stream LIMIT ?", (after, _place(limit)))
             return [StreamInfo(*row) for row in rows]
 
     def stream(self, stream: str) -> StreamInfo | None:
@@ -221,9 +227,9 @@ class SqliteLog:
         return BlobRef(f"sha256:{name}")
 
     def get_blob(self, ref: BlobRef) -> bytes:
-        name = ref.removeprefix("sha256:")
+        kind, _, name = ref.partition(":")
         with self._reader() as reader:
-            row = reader.execute("SELECT data FROM blobs WHERE digest = ?", (name,)).fetchone()
+            row = reader.execute("SELECT data FROM blobs WHERE digest = ? AND ? = 'sha256'", (name, kind)).fetchone()
         if row is None:
             raise BlobNotFound(f"There is no blob {ref[:80]!r}", ref=ref)
         data: bytes = row[0]
@@ -268,6 +274,8 @@ class SqliteLog:
             yield connection
         except sqlite3.Error as error:
             raise translate(error) from error
+        except UnicodeEncodeError as error:  # A lone surrogate, which no stored text can hold.
+            raise InvalidJson(f"{error.object[:40]!r} is no text: it has a lone surrogate") from error
         finally:
             if self._closed:
                 connection.close()
@@ -283,9 +291,9 @@ class SqliteLog:
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA cache_size = -65536")
         except sqlite3.DatabaseError as error:
-            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_NOTADB:
+            if primary_code(error) == sqlite3.SQLITE_NOTADB:
                 raise NotALog(f"{self.path} is no SQLite database; it was left untouched") from error
-            if isinstance(error, sqlite3.OperationalError):
+            if primary_code(error) == sqlite3.SQLITE_CANTOPEN:
                 raise LogFailed(f"{self.path} cannot be opened: {error}") from error
             raise translate(error) from error
         return connection
@@ -297,6 +305,11 @@ def _create_private(path: Path) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     except OSError as error:
         raise LogFailed(f"{path} cannot be opened: {error.strerror}") from error
+
+
+def _place(number: int) -> int:
+    """A number that SQLite can hold; there is nothing beyond it."""
+    return max(-_seq_max, min(number, _seq_max))
 
 
 def _exists(connection: sqlite3.Connection, stream: str) -> bool:

@@ -25,7 +25,7 @@ from runstate.errors import (
     RunstateError,
 )
 from runstate.logs.log import now
-from runstate.logs.sqlite.appends import Append, KnownKey, append_all
+from runstate.logs.sqlite.appends import Append, Heads, KnownKey, append_checked, append_new
 
 jobs_max = 1000
 """Jobs that share one transaction; more would only make the first of them wait longer."""
@@ -57,6 +57,7 @@ class Writer:
         self._relaxed.execute("PRAGMA synchronous = NORMAL")
         self._busy_timeout_s = busy_timeout_s
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._heads = Heads()
         self._gate = threading.Lock()
         self._refusal: RunstateError | None = None
         self._poison: RunstateError | None = None
@@ -88,7 +89,7 @@ class Writer:
     def _submit(self, job: _Job) -> None:
         with self._gate:  # So that no job can slip in behind the last one that the thread takes.
             if self._refusal is not None:
-                raise self._refusal
+                raise self._refusal.again()
             self._jobs.put(job)
         job.done.acquire()
         if job.error is not None:
@@ -122,32 +123,44 @@ class Writer:
         failure: RunstateError | None
         try:
             if self._poison is not None:
-                raise self._poison
+                raise self._poison.again()
             self._write(connection, group)
         except RunstateError as error:
             failure = error
         except sqlite3.Error as error:
             failure = translate(error)
-        except Exception as error:  # noqa: BLE001 - a bug here must reach the callers, not end the thread
-            failure = LogFailed(f"The writer failed: {error!r}")
+        except Exception as error:  # noqa: BLE001 - what a job does wrong must reach its caller, not end the thread
+            if len(group) > 1:
+                self._roll_back(connection)
+                for job in group:
+                    self._commit([job])
+                return
+            failure = LogFailed(f"It cannot be written: {error!r}")
         else:
             failure = self._finish(connection)
-        if connection.in_transaction:
-            connection.rollback()
+        if failure is not None:
+            self._roll_back(connection)
         for job in group:
-            job.error = failure or job.error
+            job.error = job.error if failure is None else failure.again()
             job.done.release()
+
+    def _roll_back(self, connection: sqlite3.Connection) -> None:
+        self._heads.forget()
+        try:
+            connection.rollback()
+        except sqlite3.Error as error:
+            self._poison = self._refusal = LogClosed(f"A rollback failed ({error}); open the log again")
 
     def _write(self, connection: sqlite3.Connection, group: list[_Job]) -> None:
         appends = [job.append for job in group if job.append is not None]
         self._begin(connection)
         if appends:
             try:
-                append_all(connection, appends, now(), look_up=False)
+                append_new(connection, self._heads, appends, now())
             except KnownKey:
-                connection.rollback()
+                self._roll_back(connection)
                 self._begin(connection)
-                append_all(connection, appends, now(), look_up=True)
+                append_checked(connection, self._heads, appends, now())
         for job in group:
             if job.work is not None:
                 try:
@@ -167,7 +180,7 @@ class Writer:
                 connection.execute("BEGIN IMMEDIATE")
                 return
             except sqlite3.OperationalError as error:
-                if _primary_code(error) != sqlite3.SQLITE_BUSY:
+                if primary_code(error) != sqlite3.SQLITE_BUSY:
                     raise
                 if time.monotonic() > deadline:
                     raise LogBusy(
@@ -180,7 +193,7 @@ class Writer:
         try:
             connection.execute("COMMIT")
         except sqlite3.Error as error:
-            if _primary_code(error) == sqlite3.SQLITE_FULL:
+            if primary_code(error) == sqlite3.SQLITE_FULL:
                 return translate(error)
             # The kernel may have dropped the pages that it could not write: never try again on this handle.
             self._poison = self._refusal = LogClosed(
@@ -192,7 +205,7 @@ class Writer:
 
 def translate(error: sqlite3.Error) -> RunstateError:
     """SQLite's errors in our words. Only reads, and writes that were rolled back, come here."""
-    code = _primary_code(error)
+    code = primary_code(error)
     if code == sqlite3.SQLITE_BUSY:
         return LogBusy(f"Another process holds the log ({error}); try again")
     if code == sqlite3.SQLITE_FULL:
@@ -202,5 +215,5 @@ def translate(error: sqlite3.Error) -> RunstateError:
     return LogFailed(f"SQLite refused: {error}")
 
 
-def _primary_code(error: sqlite3.Error) -> int:
+def primary_code(error: sqlite3.Error) -> int:
     return int(getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF

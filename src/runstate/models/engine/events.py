@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from runstate.errors import InvalidEvent
-from runstate.models.canonical import check_value, integer_max
+from runstate.models.canonical import check_value, integer_max, is_text
 from runstate.models.model import check_stream
 
 run_types = frozenset(
@@ -24,6 +24,9 @@ step_types = frozenset(["StepStarted", "StepCompleted", "StepFailed", "StepSkipp
 
 text_max = 256
 """Characters in any one name, id or version."""
+
+attempt_max = 10**15 - 1
+"""The highest attempt: fifteen digits, in both contracts, so that each can say what the other says."""
 
 unknown_scope = "unknown"
 """What an upcast event says where contract v1 has no such field."""
@@ -108,14 +111,18 @@ def from_members(kind: type[Event], members: Any) -> Event:
 
 def decode_record(line: bytes) -> RunEventRecord:
     """A stored line as a record of contract v2. It was checked when it was appended, so its rules are not run again."""
+    try:
+        record = _record_decoder.decode(line)
+    except msgspec.ValidationError:
+        # An event of v1, or one with a member called `extra`, which would land in the struct's own.
+        members = msgspec.json.decode(line)
+        if is_v1(members):
+            return upcast(from_members(CanonicalEngineEvent, members))
+        return from_members(RunEventRecord, members)
     names = _names_decoder.decode(line)
-    if is_v1(names):
-        return upcast(from_members(CanonicalEngineEvent, msgspec.json.decode(line)))
-    if "extra" in names:  # A member of that name would land in the struct's own `extra`.
-        return from_members(RunEventRecord, msgspec.json.decode(line))
-    record = _record_decoder.decode(line)
-    if unknown := names.keys() - _wire_names[RunEventRecord]:
-        record.extra = {name: msgspec.json.decode(names[name]) for name in names if name in unknown}
+    known = _required_count + (record.step_id is not UNSET) + (record.payload is not UNSET)
+    if len(names) != known:
+        record.extra = {n: msgspec.json.decode(v) for n, v in names.items() if n not in _wire_names[RunEventRecord]}
     return record
 
 
@@ -172,7 +179,7 @@ def upcast(old: CanonicalEngineEvent) -> RunEventRecord:
         idempotency_key=old.idempotency_key,
         step_id=old.step_id,
         payload=payload,
-        extra=kept | old.extra,
+        extra=kept | _apart(old.extra, RunEventRecord, "v1"),
         run_seq=old.run_seq or 0,
         persisted_at=old.persisted_at or "",
     )
@@ -196,8 +203,13 @@ def decode_v1(line: bytes) -> CanonicalEngineEvent:
         step_id=new.step_id,
         engine_attempt_id=str(new.engine_attempt_id),
         logical_attempt_id=str(new.logical_attempt_id),
-        extra=new.extra,
+        extra=_apart(new.extra, CanonicalEngineEvent, "v2"),
     )
+
+
+def _apart(extra: dict[str, Any], kind: type, origin: str) -> dict[str, Any]:
+    """Members that one contract does not know and the other does, under a name that is no member of either."""
+    return {f"{origin}.{name}" if name in _wire_names[kind] else name: value for name, value in extra.items()}
 
 
 # --- the rules of the schemas, as functions -------------------------------------------------------------
@@ -217,7 +229,7 @@ _counter_text = re.compile(r"0|[1-9][0-9]{0,14}")
 
 
 def _text(value: Any, name: str) -> None:
-    if type(value) is not str or not 0 < len(value) <= text_max:
+    if type(value) is not str or not 0 < len(value) <= text_max or not is_text(value):
         raise InvalidEvent(f"{name} must be text of 1 to {text_max} characters")
 
 
@@ -240,10 +252,10 @@ def _matching(pattern: re.Pattern[str], words: str) -> Any:
     return rule
 
 
-def _integer_from(minimum: int) -> Any:
+def _integer(minimum: int, maximum: int) -> Any:
     def rule(value: Any, name: str) -> None:
-        if type(value) is not int or not minimum <= value <= integer_max:
-            raise InvalidEvent(f"{name} must be a whole number from {minimum}, got {str(value)[:80]!r}")
+        if type(value) is not int or not minimum <= value <= maximum:
+            raise InvalidEvent(f"{name} must be a whole number from {minimum} to {maximum}, got {str(value)[:80]!r}")
 
     return rule
 
@@ -251,11 +263,11 @@ def _integer_from(minimum: int) -> Any:
 def _payload(value: Any, name: str) -> None:
     if type(value) is not dict:
         raise InvalidEvent(f"{name} must be a JSON object")
-    check_value(value, f"$.{name}")
+    check_value(value, f"$.{name}", 1)
 
 
 def _any_json(value: Any, name: str) -> None:
-    check_value(value, f"$.{name}")
+    check_value(value, f"$.{name}", 1)
 
 
 _uuid_rule = _matching(_uuid, "a UUID")
@@ -272,12 +284,12 @@ _v2_rules = {
     "environment_id": _text,
     "plan_id": _key_field,
     "plan_version": _key_field,
-    "engine_attempt_id": _integer_from(0),
-    "logical_attempt_id": _integer_from(1),
+    "engine_attempt_id": _integer(0, attempt_max),
+    "logical_attempt_id": _integer(1, attempt_max),
     "idempotency_key": _text,
     "step_id": _key_field,
     "payload": _payload,
-    "run_seq": _integer_from(1),
+    "run_seq": _integer(1, integer_max),
     "persisted_at": _utc_rule,
 }
 _v1_rules = {
@@ -287,7 +299,7 @@ _v1_rules = {
     "event_data": _any_json,
     "idempotency_key": _text,
     "emitted_at": _zoned_rule,
-    "run_seq": _integer_from(1),
+    "run_seq": _integer(1, integer_max),
     "persisted_at": _zoned_rule,
     "step_id": _key_field,
     "engine_attempt_id": _matching(_counter_text, "a counter in base 10"),
@@ -323,6 +335,8 @@ def _check_level(event: RunEventWrite | CanonicalEngineEvent) -> None:
 def _check_extra(event: RunEventWrite | CanonicalEngineEvent) -> None:
     if assigned := _assigned & event.extra.keys():
         raise InvalidEvent(f"{min(assigned)} is assigned by the store; leave it out")
+    if isinstance(event, CanonicalEngineEvent) and "tenantId" in event.extra:
+        raise InvalidEvent("tenantId belongs to contract v2; an event that has eventData too is of neither")
     if clash := _wire_names[type(event)] & event.extra.keys():
         raise InvalidEvent(f"{min(clash)} has a field of its own and may not stand in extra")
     check_value(event.extra)
@@ -335,3 +349,4 @@ def _integral(value: Any) -> Any:
 
 _names_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _record_decoder = msgspec.json.Decoder(RunEventRecord)
+_required_count = sum(required for _, _, required, _ in _rules[RunEventRecord])

@@ -6,15 +6,16 @@ says what was attempted. The tables below are the whole truth about what is poss
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from runstate.models.engine.events import RunEventRecord
 from runstate.models.engine.state import Attempt, RunSnapshot, Step, StepError
-from runstate.models.model import Alert, AlertSink
+from runstate.models.model import Alert
 
 _open_states = ("PENDING", "APPROVED", "RUNNING", "PAUSED")
 _terminal_states = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
@@ -43,18 +44,14 @@ _attempted_run_state = {kind: next(iter(pairs.values())) for kind, pairs in run_
 
 
 class RunFact(msgspec.Struct, rename="camel", kw_only=True, gc=False):
-    """The members of a stored v2 line that the fold looks at; decoding no more than these halves its cost."""
+    """The members of a stored v2 line that decide what it does; decoding no more than these halves the cost."""
 
     run_seq: int
     event_type: str
-    event_id: str
     emitted_at: str
-    persisted_at: str
-    tenant_id: str
-    project_id: str
-    environment_id: str
     engine_attempt_id: int
     logical_attempt_id: int
+    tenant_id: msgspec.Raw  # Not looked at: it is there so that a line of v1, which has no tenant, is told apart.
     step_id: str | UnsetType = UNSET
     payload: msgspec.Raw | UnsetType = UNSET
 
@@ -64,19 +61,19 @@ class FoldedEvent(Protocol):
 
     run_seq: int
     event_type: str
-    event_id: str
     emitted_at: str
-    persisted_at: str
-    tenant_id: str
-    project_id: str
-    environment_id: str
     engine_attempt_id: int
     logical_attempt_id: int
     step_id: Any
     payload: Any
 
 
-def fold(state: RunSnapshot, events: Iterable[FoldedEvent], alert: AlertSink | None = None) -> RunSnapshot:
+Steps = dict[str, Step]
+Refused = Callable[[RunSnapshot, Steps], None]
+"""Told that the event just met has changed nothing, with the state that it met and its steps by id."""
+
+
+def fold(state: RunSnapshot, events: Iterable[FoldedEvent], refused: Refused | None = None) -> RunSnapshot:
     """Apply events in order, in place. Events at or below the watermark were applied before: they are skipped."""
     steps = {step.step_id: step for step in state.steps}
     for event in events:
@@ -92,13 +89,12 @@ def fold(state: RunSnapshot, events: Iterable[FoldedEvent], alert: AlertSink | N
             continue
         if not possible:
             state.inconsistent = True
-            if alert is not None:
-                for refusal in _alerts(state, steps, event):
-                    alert(refusal)
+            if refused is not None:
+                refused(state, steps)
     return state
 
 
-def refusals(state: RunSnapshot, event: FoldedEvent) -> list[Alert]:
+def refusals(state: RunSnapshot, event: RunEventRecord) -> list[Alert]:
     """Why the event is impossible in this state; empty when it is possible, or changes no state at all."""
     steps = {step.step_id: step for step in state.steps}
     if event.event_type in step_transitions:
@@ -108,7 +104,7 @@ def refusals(state: RunSnapshot, event: FoldedEvent) -> list[Alert]:
         possible = state.status in run_transitions[event.event_type]
     else:
         possible = True
-    return [] if possible else _alerts(state, steps, event)
+    return [] if possible else alerts(state, steps, event)
 
 
 def _apply_to_run(state: RunSnapshot, event: FoldedEvent) -> bool:
@@ -125,26 +121,26 @@ def _apply_to_run(state: RunSnapshot, event: FoldedEvent) -> bool:
     return True
 
 
-def _apply_to_step(state: RunSnapshot, steps: dict[str, Step], event: FoldedEvent) -> bool:
+def _apply_to_step(state: RunSnapshot, steps: Steps, event: FoldedEvent) -> bool:
     before, after = step_transitions[event.event_type]
     step = steps.get(event.step_id)
-    attempt: Attempt | None
-    if step is not None and step.logical_attempt_id == event.logical_attempt_id:
-        attempt = step
-    else:
+    attempt: Attempt | None = step
+    if step is None or step.logical_attempt_id != event.logical_attempt_id:
         attempt = _other_attempt(step, event)
-    if (attempt.status if attempt is not None else "PENDING") != before:
-        return False
     if attempt is None:
+        if before != "PENDING":
+            return False
         attempt = _new_attempt(state, steps, event)
+    elif attempt.status != before:
+        return False
     attempt.status = after
     attempt.engine_attempt_id = event.engine_attempt_id
     if after == "RUNNING":
         attempt.started_at = event.emitted_at
         return True
     attempt.completed_at = event.emitted_at
-    payload = _payload(event)
-    if payload:
+    if event.payload is not UNSET:
+        payload = _payload(event)
         if artifacts := _artifacts(payload):
             attempt.artifacts = artifacts
             state.artifacts.extend(artifacts)
@@ -160,7 +156,7 @@ def _other_attempt(step: Step | None, event: FoldedEvent) -> Attempt | None:
     return next((a for a in step.attempts if a.logical_attempt_id == event.logical_attempt_id), None)
 
 
-def _new_attempt(state: RunSnapshot, steps: dict[str, Step], event: FoldedEvent) -> Attempt:
+def _new_attempt(state: RunSnapshot, steps: Steps, event: FoldedEvent) -> Attempt:
     step = steps.get(event.step_id)
     if step is None:
         step = Step(event.logical_attempt_id, event.engine_attempt_id, step_id=event.step_id)
@@ -183,7 +179,7 @@ def _as_history(step: Step) -> Attempt:
     return Attempt(*(getattr(step, field) for field in Attempt.__struct_fields__))
 
 
-def _step_state(steps: dict[str, Step], event: FoldedEvent) -> str:
+def _step_state(steps: Steps, event: FoldedEvent) -> str:
     step = steps.get(event.step_id)
     if step is not None and step.logical_attempt_id == event.logical_attempt_id:
         return step.status
@@ -191,7 +187,8 @@ def _step_state(steps: dict[str, Step], event: FoldedEvent) -> str:
     return "PENDING" if other is None else other.status
 
 
-def _alerts(state: RunSnapshot, steps: dict[str, Step], event: FoldedEvent) -> list[Alert]:
+def alerts(state: RunSnapshot, steps: Steps, event: RunEventRecord) -> list[Alert]:
+    """What an impossible event raises: which run, which event, from what to what."""
     of_step = event.event_type in step_transitions
     prior = _step_state(steps, event) if of_step else state.status
     attempted = step_transitions[event.event_type][1] if of_step else _attempted_run_state[event.event_type]
@@ -245,6 +242,9 @@ def _elapsed_ms(start: str | None, end: str) -> int | None:
     """Milliseconds between two producers' clocks; None where those clocks do not allow one."""
     if start is None:
         return None
-    elapsed = datetime.fromisoformat(end) - datetime.fromisoformat(start)
+    try:
+        elapsed = datetime.fromisoformat(end) - datetime.fromisoformat(start)
+    except ValueError:  # The year 0000, which RFC 3339 allows and Python does not know.
+        return None
     milliseconds = round(elapsed.total_seconds() * 1000)
     return milliseconds if milliseconds >= 0 else None

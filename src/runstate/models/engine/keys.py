@@ -7,7 +7,7 @@ platform's own attempt counter never take part: a retry that another machine mak
 from __future__ import annotations
 
 from runstate.errors import InvalidEvent
-from runstate.models.canonical import digest
+from runstate.models.canonical import digest, is_text
 
 run_level = "RUN"
 """Stands for the step id in the keys of run-level events."""
@@ -47,4 +47,6 @@ def _key(*fields: str) -> str:
     for field in fields:
         if "|" in field:
             raise InvalidEvent(f"'|' separates the fields of a key and may not stand in one: {field[:80]!r}")
+        if not is_text(field):
+            raise InvalidEvent(f"A field of a key must be text, and {field[:80]!r} has a lone surrogate")
     return digest("|".join(fields).encode("utf-8"))

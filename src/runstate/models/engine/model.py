@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from runstate.errors import KeyMismatch
+from runstate.errors import InvalidEvent, KeyMismatch
 from runstate.models.canonical import parse
 from runstate.models.engine import evolve as engine_evolve
 from runstate.models.engine import state as engine_state
@@ -57,6 +57,8 @@ class EngineModel(Model[EngineEvent, RunEventRecord, RunSnapshot]):
             raise KeyMismatch()
 
     def draft(self, event: EngineEvent) -> tuple[str, Draft]:
+        if isinstance(event, RunEventRecord):
+            raise InvalidEvent("A record has its place already; append a RunEventWrite, without runSeq and persistedAt")
         check(event)
         if isinstance(event, CanonicalEngineEvent):
             # The authority's own members are replaced, never taken over from a caller.
@@ -100,7 +102,23 @@ class EngineModel(Model[EngineEvent, RunEventRecord, RunSnapshot]):
         return engine_evolve.refusals(state, event)
 
     def fold(self, state: RunSnapshot, lines: Iterable[bytes], alert: AlertSink | None = None) -> RunSnapshot:
-        return engine_evolve.fold(state, self._facts(lines), alert)
+        current = b""
+
+        def facts() -> Iterator[Any]:
+            nonlocal current
+            for current in lines:
+                try:
+                    yield _fact_decoder.decode(current)
+                except msgspec.ValidationError:
+                    # Only a line of contract v1 has no tenant; those are rare enough to take the long way.
+                    yield self.decode(current)
+
+        def refused(state: RunSnapshot, steps: engine_evolve.Steps) -> None:
+            # The fact lacks what an alert tells; its line, the last that was taken, has all of it.
+            for found in engine_evolve.alerts(state, steps, self.decode(current)):
+                alert(found)  # type: ignore[misc]
+
+        return engine_evolve.fold(state, facts(), None if alert is None else refused)
 
     def dump(self, state: RunSnapshot) -> bytes:
         return engine_state.dump(state)
@@ -110,15 +128,6 @@ class EngineModel(Model[EngineEvent, RunEventRecord, RunSnapshot]):
 
     def status(self, state: RunSnapshot) -> str:
         return state.status
-
-    def _facts(self, lines: Iterable[bytes]) -> Iterator[Any]:
-        decode = _fact_decoder.decode
-        for line in lines:
-            try:
-                yield decode(line)
-            except msgspec.ValidationError:
-                # Only contract v1 lacks a tenant; its events are rare enough to take the long way.
-                yield self.decode(line)
 
 
 _fact_decoder = msgspec.json.Decoder(engine_evolve.RunFact)

@@ -1,0 +1,1 @@
+"""Measures Runstate against the limits of the machine it runs on: `python -m benchmarks`."""

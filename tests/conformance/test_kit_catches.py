@@ -1,0 +1,342 @@
+"""The kit's own test: logs with a bug planted in each, and the claim that must find it."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import Phase, settings
+
+from runstate.conformance import DurableLogConformance, LogConformance, Opener
+from runstate.conformance.history import check_histories, how_default
+from runstate.conformance.notes import note, numbered
+from runstate.conformance.workers import check_stored
+from runstate.conformance.writer import Task
+from runstate.errors import RunstateError, SequenceConflict
+from runstate.logs.log import (
+    AppendResult,
+    Capability,
+    EventLog,
+    FeedPage,
+    Position,
+    Record,
+    StoredSnapshot,
+    StreamInfo,
+)
+from runstate.logs.memory import MemoryLog
+from runstate.models.model import Draft
+
+found = (AssertionError, pytest.fail.Exception, RunstateError)
+"""How a test of the kit says no: a wrong answer, an error that did not come, an error that should not have come."""
+
+
+class ForgetsKeys(MemoryLog):
+    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
+        self._keys[stream] = {}
+        return super().append(stream, drafts, expected_seq=expected_seq)
+
+
+class OverwritesOnMismatch(MemoryLog):
+    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
+        results = super().append(stream, drafts, expected_seq=expected_seq)
+        for draft, result in zip(drafts, results, strict=True):
+            if result.mismatch:
+                records = self._streams[stream]
+                body = draft.render(result.seq, result.persisted_at)
+                records[result.seq - 1] = msgspec.structs.replace(records[result.seq - 1], body=body)
+        return results
+
+
+class HidesMismatch(MemoryLog):
+    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
+        results = super().append(stream, drafts, expected_seq=expected_seq)
+        return [AppendResult(r.event_id, r.seq, r.persisted_at, r.idempotent, r.persisted) for r in results]
+
+
+class AnswersWithTheNewEventId(MemoryLog):
+    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
+        results = super().append(stream, drafts, expected_seq=expected_seq)
+        return [
+            AppendResult(d.event_id, r.seq, r.persisted_at, r.idempotent, r.persisted, r.mismatch)
+            for d, r in zip(drafts, results, strict=True)
+        ]
+
+
+class AppendsOneByOne(MemoryLog):
+    """Half of a batch stays when the other half fails, and batches mix."""
+
+    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
+        return [super(AppendsOneByOne, self).append(stream, [draft])[0] for draft in drafts]
+
+
+class ChecksSeqBeforeKeys(MemoryLog):
+    """A retry of an append that went through is told of a conflict."""
+
+    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
+        actual = len(self._streams.get(stream, []))
+        if expected_seq not in (None, actual):
+            raise SequenceConflict(stream=stream, actual_seq=actual, expected_seq=expected_seq)
+        return super().append(stream, drafts)
+
+
+class ChecksSeqTooEarly(MemoryLog):
+    """Between the check and the write, another thread writes."""
+
+    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
+        actual = len(self._streams.get(stream, []))
+        if expected_seq not in (None, actual):
+            raise SequenceConflict(stream=stream, actual_seq=actual, expected_seq=expected_seq)
+        time.sleep(0.001)
+        return super().append(stream, drafts)
+
+
+class EscapesBodies(MemoryLog):
+    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
+        results = super().append(stream, drafts, expected_seq=expected_seq)
+        records = self._streams.get(stream, [])
+        for place, record in enumerate(records):
+            body = record.body.decode().encode("ascii", "backslashreplace")
+            records[place] = msgspec.structs.replace(record, body=body)
+        return results
+
+
+class ReadsNewestFirst(MemoryLog):
+    def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
+        return super().read(stream, after_seq=after_seq, limit=limit)[::-1]
+
+
+class ReadsFromTheSeqOn(MemoryLog):
+    def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
+        return super().read(stream, after_seq=after_seq - 1, limit=limit)
+
+
+class LosesTheEndOfAFullPage(MemoryLog):
+    def feed(self, *, after: Position | None = None, limit: int = 1000) -> FeedPage:
+        page = super().feed(after=after, limit=limit)
+        return FeedPage(page.records[:-1], page.next) if len(page.records) == limit > 1 else page
+
+
+class TakesPositionsBeforeCommit(MemoryLog):
+    """The bug of every serial column: a lower position becomes visible after a higher one was handed out."""
+
+    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
+        with self._lock:
+            self._last_position += 1000
+            taken = self._last_position
+        time.sleep(0.002 * (taken // 1000 % 2))
+        results = super().append(stream, drafts, expected_seq=expected_seq)
+        with self._lock:
+            mine = {(stream, result.seq): taken + number for number, result in enumerate(results)}
+            self._feed = sorted(
+                ((mine.get((r.stream, r.seq), position), r) for position, r in self._feed), key=lambda entry: entry[0]
+            )
+        return results
+
+
+class UsesPositionsAgain(MemoryLog):
+    def delete_stream(self, stream: str) -> None:
+        super().delete_stream(stream)
+        self._last_position = self._feed[-1][0] if self._feed else 0
+
+
+class TakesAnyPosition(MemoryLog):
+    def feed(self, *, after: Position | None = None, limit: int = 1000) -> FeedPage:
+        return super().feed(after=after if after is not None and after.isdecimal() else None, limit=limit)
+
+
+class TakesSnapshotsBackwards(MemoryLog):
+    def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
+        self._snapshots.pop(stream, None)
+        super().save_snapshot(stream, snapshot)
+
+
+class KeepsSnapshotsOfOldVersions(MemoryLog):
+    def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
+        old = self.load_snapshot(stream, snapshot.model)
+        if old is None or snapshot.seq >= old.seq:
+            super().save_snapshot(stream, snapshot)
+
+
+class ForgetsToDeleteSnapshots(MemoryLog):
+    def delete_stream(self, stream: str) -> None:
+        kept = self._snapshots.get(stream, {})
+        super().delete_stream(stream)
+        self._snapshots[stream] = kept
+
+
+class ForgetsToDeleteKeys(MemoryLog):
+    def delete_stream(self, stream: str) -> None:
+        kept = self._keys.get(stream, {})
+        super().delete_stream(stream)
+        self._keys[stream] = kept
+
+
+class ListsLikeADictionary(MemoryLog):
+    def streams(self, *, after: str = "", limit: int = 1000) -> list[StreamInfo]:
+        return sorted(super().streams(after=after, limit=limit), key=lambda info: info.stream.casefold())
+
+
+class ImitatesAFeed(MemoryLog):
+    capabilities = MemoryLog.capabilities - {Capability.FEED}
+
+
+class ClaimsToLast(MemoryLog):
+    capabilities = MemoryLog.capabilities | {Capability.DURABLE}
+
+
+class StaysOpen(MemoryLog):
+    def close(self) -> None:
+        pass
+
+
+Case = tuple[type[MemoryLog], Callable[..., None], dict[str, Any]]
+kit = LogConformance
+planted: list[Case] = [
+    (ForgetsKeys, kit.test_a_known_key_writes_nothing, {}),
+    (ForgetsKeys, kit.test_racing_on_one_key_stores_one_event_and_gives_equal_answers, {}),
+    (OverwritesOnMismatch, kit.test_other_content_never_replaces_the_first, {}),
+    (HidesMismatch, kit.test_other_content_under_a_known_key_is_told, {}),
+    (AnswersWithTheNewEventId, kit.test_the_first_event_id_is_returned_whatever_is_sent_later, {}),
+    (AppendsOneByOne, kit.test_a_draft_that_cannot_be_written_leaves_nothing_behind, {}),
+    (AppendsOneByOne, kit.test_expected_seq_that_is_wrong_writes_nothing, {"wrong": 1}),
+    (ChecksSeqBeforeKeys, kit.test_a_retry_of_a_checked_append_that_went_through_returns_the_first_results, {}),
+    (ChecksSeqTooEarly, kit.test_racing_on_one_expected_seq_lets_exactly_one_through, {}),
+    (EscapesBodies, kit.test_any_text_comes_back_byte_for_byte, {"text": "ü€🜁"}),
+    (ReadsNewestFirst, kit.test_drafts_are_stored_in_the_order_of_the_call, {}),
+    (ReadsFromTheSeqOn, kit.test_read_returns_what_is_after_a_seq_ascending_at_most_limit, {"limit": 3}),
+    (LosesTheEndOfAFullPage, kit.test_pages_of_any_size_cover_the_feed_exactly_once, {"page": 7}),
+    (TakesPositionsBeforeCommit, kit.test_a_follower_of_racing_writers_sees_every_event_exactly_once, {}),
+    (UsesPositionsAgain, kit.test_a_follower_misses_nothing_after_the_newest_stream_was_deleted, {}),
+    (TakesAnyPosition, kit.test_a_position_that_was_never_handed_out_is_refused, {"position": "nonsense"}),
+    (TakesSnapshotsBackwards, kit.test_a_snapshot_never_goes_backwards, {}),
+    (
+        KeepsSnapshotsOfOldVersions,
+        kit.test_a_snapshot_of_another_version_replaces_the_kept_one_at_any_seq,
+        {"version": 3},
+    ),
+    (ForgetsToDeleteSnapshots, kit.test_snapshots_go_with_their_stream, {}),
+    (ForgetsToDeleteKeys, kit.test_a_deleted_stream_can_start_again, {}),
+    (ListsLikeADictionary, kit.test_streams_are_listed_by_code_point, {}),
+    (ImitatesAFeed, kit.test_the_feed_covers_all_streams, {}),
+    (ClaimsToLast, kit.test_every_capability_that_is_declared_is_tested, {}),
+    (StaysOpen, kit.test_leaving_the_block_closes_the_log, {}),
+]
+
+
+@pytest.mark.parametrize(("broken", "claim", "values"), planted, ids=lambda part: getattr(part, "__name__", ""))
+def test_a_planted_bug_is_caught(broken: type[MemoryLog], claim: Callable[..., None], values: dict[str, Any]) -> None:
+    claim(LogConformance(), MemoryLog(), **values)
+    with pytest.raises(found):
+        claim(LogConformance(), broken(), **values)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [ForgetsKeys, HidesMismatch, ReadsFromTheSeqOn, UsesPositionsAgain, TakesSnapshotsBackwards, ForgetsToDeleteKeys],
+)
+def test_random_histories_find_a_planted_bug(broken: type[MemoryLog]) -> None:
+    how = settings(how_default, max_examples=300, phases=[Phase.generate], derandomize=True, report_multiple_bugs=False)
+    with pytest.raises(found):
+        check_histories(Opener("broken:", lambda _: broken()), how)
+
+
+def test_a_log_that_forgets_is_not_durable() -> None:
+    opener = Opener("forgetful:", lambda _: MemoryLog())
+    for claim in (
+        DurableLogConformance.test_records_are_the_same_after_reopening,
+        DurableLogConformance.test_keys_are_known_after_reopening,
+        DurableLogConformance.test_a_position_is_good_after_reopening,
+    ):
+        with pytest.raises(found):
+            claim(DurableLogConformance(), opener(), opener)
+
+
+def test_a_capability_that_is_tested_must_be_declared() -> None:
+    class TestedTooMuch(LogConformance, DurableLogConformance): ...
+
+    with pytest.raises(found):
+        TestedTooMuch().test_every_capability_that_is_declared_is_tested(MemoryLog())
+    TestedTooMuch().test_every_capability_that_is_declared_is_tested(ClaimsToLast())
+
+
+# --- what is looked for after a kill ------------------------------------------------------------------------
+
+
+def written(*batches: Sequence[Draft]) -> tuple[EventLog, dict[str, int]]:
+    """A log with these batches, and what its writer would have acknowledged."""
+    log = MemoryLog()
+    told = {draft.key: log.append("s", [draft])[0].seq for batch in batches for draft in batch}
+    return log, told
+
+
+def task_with_a_long_batch() -> tuple[Task, list[list[Draft]]]:
+    task = Task("s", 6)
+    batches = list(task.sent(0))
+    assert max(len(batch) for batch in batches) > 1
+    return task, batches
+
+
+def test_a_healthy_end_is_accepted_with_more_stored_than_acknowledged() -> None:
+    task, batches = task_with_a_long_batch()
+    log, told = written(*batches)
+    check_stored(log, [task], told)
+    check_stored(log, [task], {key: seq for key, seq in told.items() if seq == 1})
+
+
+def test_a_lost_acknowledged_event_is_caught() -> None:
+    task, batches = task_with_a_long_batch()
+    log, told = written(*batches[:-1])
+    with pytest.raises(AssertionError, match="lost"):
+        check_stored(log, [task], told | {batches[-1][0].key: len(told) + 1})
+
+
+def test_a_batch_cut_short_is_caught() -> None:
+    task, batches = task_with_a_long_batch()
+    long = next(number for number, batch in enumerate(batches) if len(batch) > 1)
+    log, told = written(*batches[:long], batches[long][:-1])
+    with pytest.raises(AssertionError):
+        check_stored(log, [task], told)
+
+
+def test_an_event_that_nobody_sent_is_caught() -> None:
+    task, batches = task_with_a_long_batch()
+    log, told = written(*batches)
+    log.append("s", [note("w/0/99/0")])
+    with pytest.raises(AssertionError):
+        check_stored(log, [task], told)
+
+
+def test_a_key_stored_twice_is_caught() -> None:
+    task, batches = task_with_a_long_batch()
+    log = ForgetsKeys()
+    for batch in [*batches, batches[0]]:
+        with suppress(SequenceConflict):
+            log.append("s", batch)
+    with pytest.raises(AssertionError, match="twice"):
+        check_stored(log, [task], {})
+
+
+def test_a_seq_other_than_the_acknowledged_one_is_caught() -> None:
+    task, batches = task_with_a_long_batch()
+    log, told = written(*batches)
+    first, second = list(told)[:2]
+    with pytest.raises(AssertionError):
+        check_stored(log, [task], told | {first: told[second], second: told[first]})
+
+
+def test_lines_out_of_order_are_caught() -> None:
+    task, batches = task_with_a_long_batch()
+    log, told = written(*reversed(batches))
+    with pytest.raises(AssertionError):
+        check_stored(log, [task], told)
+
+
+def test_an_opener_closes_what_it_opened() -> None:
+    opener = Opener("memory:")
+    logs = [opener(), opener()]
+    opener.close()
+    for log in logs:
+        with pytest.raises(Exception, match="closed"):
+            log.append("s", numbered(1))

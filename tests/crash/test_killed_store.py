@@ -1,0 +1,79 @@
+"""A store whose process is killed between an append and its snapshot: the log is the truth, the snapshot follows."""
+
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+import pytest
+
+import runstate
+from runstate.models.tagged import Fact, TaggedModel
+
+
+class Counted(msgspec.Struct, tag="counted", frozen=True):
+    number: int
+
+
+class Tally(msgspec.Struct, frozen=True):
+    total: int = 0
+    last: int = 0
+
+
+class Counter(TaggedModel[Counted, Tally]):
+    name, version = "counter", 1
+    events: ClassVar[type] = Counted
+    state: ClassVar[type] = Tally
+
+    def evolve(self, state: Tally, event: Fact[Counted]) -> Tally:
+        return Tally(state.total + event.event.number, event.event.number)
+
+
+def main(url: str, snapshot_every: int) -> None:
+    """Count for ever, in this process, until it is killed. A restart begins at 1 and resends every key."""
+    with runstate.open(url, model=Counter(), snapshot_every=snapshot_every) as store:
+        number = 0
+        while True:
+            number += 1
+            store.append_event(Fact("run", Counted(number), key=f"{number}"))
+            sys.stdout.write(f"{number}\n")
+            sys.stdout.flush()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("snapshot_every", [1, 7])
+def test_a_killed_store_has_a_snapshot_that_its_log_can_prove(tmp_path: Path, snapshot_every: int) -> None:
+    url, chance, most = f"sqlite:{tmp_path}/log.db", random.Random(snapshot_every), 0
+    for _ in range(8):
+        acknowledged = count_and_die(url, snapshot_every, until=most + chance.randrange(1, 40))
+        with runstate.open(url, model=Counter()) as store:
+            events = store.fetch_events("run", limit=100_000)
+            assert [event.event.number for event in events] == list(range(1, len(events) + 1))
+            assert len(events) >= max(acknowledged, most)
+            kept = store.log.load_snapshot("run", Counter.name)
+            if kept is not None:
+                assert kept.seq <= len(events)
+                assert kept.body == store.model.dump(store.snapshot_at("run", seq=kept.seq))
+            assert store.current_state("run") == store.project_snapshot("run")
+            assert store.current_state("run").total == sum(range(1, len(events) + 1))
+            most = len(events)
+
+
+def count_and_die(url: str, snapshot_every: int, until: int) -> int:
+    """Run `main` in a process, kill it once it has counted that far; the last number that it acknowledged."""
+    command = [sys.executable, __file__, url, str(snapshot_every)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if int(line) >= until:
+                break
+        process.send_signal(signal.SIGKILL)
+        rest = process.stdout.read().split()
+    return int(rest[-1]) if rest else until
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

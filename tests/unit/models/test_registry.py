@@ -1,0 +1,164 @@
+"""Finding a model: by name, by module, by file, and what is said when there is none."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runstate.errors import UnknownModel
+from runstate.models.engine import ENGINE
+from runstate.models.registry import find_model, installed_models
+
+model_source = """
+from __future__ import annotations
+
+import msgspec
+
+from runstate import Fact, TaggedModel
+
+
+class Happened(msgspec.Struct, tag="happened", frozen=True):
+    detail: Detail
+
+
+class Detail(msgspec.Struct, frozen=True):
+    {field}: int
+
+
+class State(msgspec.Struct):
+    count: int = 0
+
+
+class Counter(TaggedModel[Happened, State]):
+    name, version = "counter", 1
+    events, state = Happened, State
+
+    def evolve(self, state: State, fact: Fact[Happened]) -> State:
+        return State(state.count + 1)
+
+
+made = Counter()
+"""
+
+
+@pytest.fixture
+def counter(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    # The name is the test's own: what was once imported stays in sys.modules.
+    path = tmp_path / f"{request.node.name.split('[')[0]}.py"
+    path.write_text(model_source.replace("{field}", "size"))
+    return path
+
+
+def test_a_model_is_found_by_its_name() -> None:
+    assert find_model("engine") is ENGINE
+
+
+def test_the_installed_models_are_listed() -> None:
+    assert "engine" in installed_models()
+
+
+def test_a_model_is_found_in_a_module() -> None:
+    assert find_model("runstate.models.engine.model:ENGINE") is ENGINE
+
+
+def test_a_models_class_will_do() -> None:
+    assert type(find_model("runstate.models.engine.model:EngineModel")) is type(ENGINE)
+
+
+def test_a_model_is_found_in_a_file(counter: Path) -> None:
+    assert find_model(f"{counter}:Counter").name == "counter"
+
+
+def test_an_instance_in_a_file_will_do(counter: Path) -> None:
+    assert find_model(f"{counter}:made").name == "counter"
+
+
+def test_a_file_may_be_named_relative_to_where_one_is(counter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(counter.parent)
+    assert find_model(f"{counter.name}:Counter").name == "counter"
+
+
+def test_a_model_is_made_once(counter: Path) -> None:
+    assert find_model(f"{counter}:Counter") is find_model(f"{counter}:Counter")
+
+
+def line(field: str) -> bytes:
+    return b'{"stream":"s","key":"k","event":{"type":"happened","detail":{"%b":1}}}' % field.encode()
+
+
+def test_two_files_of_one_name_are_two_models(tmp_path: Path) -> None:
+    found: dict[str, Any] = {}
+    for field in ("size", "weight"):
+        (tmp_path / field).mkdir()
+        (tmp_path / field / "order.py").write_text(model_source.replace("{field}", field))
+        found[field] = find_model(f"{tmp_path / field / 'order.py'}:Counter")
+    for field, model in found.items():
+        assert getattr(model.parse(line(field)).event.detail, field) == 1
+
+
+def test_a_file_named_like_a_module_of_the_library_hides_nothing(tmp_path: Path) -> None:
+    import json
+
+    (tmp_path / "json.py").write_text(model_source.replace("{field}", "size"))
+    model = find_model(f"{tmp_path / 'json.py'}:Counter")
+    assert model.parse(line("size")).event.detail.size == 1
+    assert sys.modules["json"] is json
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "nothing",
+        "Engine",
+        ":Counter",
+        "engine:",
+        "no.such.module:Counter",
+        ".relative:Counter",
+        "no_such_file.py:Counter",
+        "runstate.models.engine:Nothing",
+        "runstate.models.engine:",
+    ],
+)
+def test_what_is_not_there_is_refused(name: str) -> None:
+    with pytest.raises(UnknownModel):
+        find_model(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "builtins:int",
+        "runstate.models.canonical:parse",
+        "runstate.models.engine:RunEventWrite",
+        "runstate.models.model:Model",
+        "runstate.models.tagged:TaggedModel",
+        "runstate.errors:RunstateError",
+    ],
+)
+def test_what_is_no_model_is_refused(name: str) -> None:
+    with pytest.raises(UnknownModel):
+        find_model(name)
+
+
+def test_a_refusal_names_what_is_installed() -> None:
+    with pytest.raises(UnknownModel, match="engine"):
+        find_model("nothing")
+
+
+def test_a_file_with_a_syntax_error_is_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "broken_model.py").write_text("class Counter(:\n")
+    with pytest.raises(UnknownModel, match="syntax"):
+        find_model(f"{tmp_path / 'broken_model.py'}:Counter")
+
+
+def test_a_file_that_failed_once_can_be_mended(tmp_path: Path) -> None:
+    path = tmp_path / "mended_model.py"
+    path.write_text("import no_such_module_anywhere\n")
+    with pytest.raises(UnknownModel, match="no_such_module_anywhere"):
+        find_model(f"{path}:Counter")
+    path.write_text(model_source.replace("{field}", "size") + "\n# mended\n")
+    assert find_model(f"{path}:Counter").parse(line("size")).event.detail.size == 1
