@@ -282,9 +282,16 @@ class Store(Generic[W, E, S]):
         for draft, result in zip(drafts, results, strict=True):
             if result.mismatch:
                 self.alerts.raise_once(_mismatch(stream, draft, result))
-        stored = zip(drafts, results, strict=True)
-        self.snapshots.appended(stream, [(r.seq, d.render(r.seq, r.persisted_at)) for d, r in stored if r.persisted])
+        self.snapshots.appended(stream, self._new_lines(stream, drafts, results))
         return results
+
+    def _new_lines(self, stream: str, drafts: list[Draft], results: list[AppendResult]) -> list[tuple[int, bytes]]:
+        """What was just stored: each seq with its line, rendered again, which is cheaper than reading it."""
+        new = [(draft, result) for draft, result in zip(drafts, results, strict=True) if result.persisted]
+        if any(draft.chained for draft, _ in new):
+            records = self.log.read(stream, after_seq=new[0][1].seq - 1, limit=new[-1][1].seq - new[0][1].seq + 1)
+            return [(record.seq, record.body) for record in records]
+        return [(result.seq, draft.render(result.seq, result.persisted_at)) for draft, result in new]
 
     def _append_possible(self, stream: str, drafts: list[Draft], expected_seq: int | None) -> list[AppendResult]:
         """Append only what is possible in the state that the stream is in, whoever else appends meanwhile."""

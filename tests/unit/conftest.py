@@ -178,7 +178,7 @@ _payloads: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
         {"artifacts": []},
         {"artifacts": "no list"},
         {"artifacts": ["a", {"b": [1, None, True], "a": "é"}]},
-        {"artifacts": [0.5, 1e17, -0.0, 1.0, 2**53 - 1]},
+        {"artifacts": [0.5, 1e17, 2.0**68, -0.0, 1.0, 2**53 - 1]},
         {"artifacts": [{"\ufb33": 1e21, "\U0001f600": 1e-7, "\r": 0.1}]},
         {"artifacts": ["\u2028\0\x7f"], "error": {"code": "E", "message": "m", "retryable": True}},
         {"artifacts": {"not": "a list"}, "error": "no object"},

@@ -63,13 +63,13 @@ documents = st.recursive(
 
 
 @given(documents)
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_a_document_does_not_differ_from_itself(document: Any) -> None:
     assert changes(document, deepcopy(document)) == []
 
 
 @given(documents, documents)
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 def test_the_changes_lead_from_one_document_to_the_other(before: Any, after: Any) -> None:
     result = applied(deepcopy(before), changes(before, after))
     assert (result, msgspec.json.encode(result, order="sorted")) == (after, msgspec.json.encode(after, order="sorted"))

@@ -60,9 +60,14 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The rest of the line, up to and with its closing brace."""
     volatile: frozenset[str] = frozenset()
     """Names of the members that an honest retry may send differently."""
+    chained: ClassVar[bool] = False
+    """Whether a line of this kind holds something of the line before it, as the links of a hash chain do."""
 
-    def render(self, seq: int, persisted_at: str) -> bytes:
-        """The event's line, as every log stores it and every reader gets it."""
+    def render(self, seq: int, persisted_at: str, previous: bytes | None = None) -> bytes:
+        """The event's line, as every log stores it and every reader gets it.
+
+        `previous` is the line before it in the stream. A log hands it over for a chained draft; None is the beginning.
+        """
         return self.prefix % (seq, persisted_at.encode()) + self.tail
 
     def same_content(self, stored: bytes) -> bool:

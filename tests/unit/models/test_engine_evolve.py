@@ -376,7 +376,7 @@ def test_the_time_of_storage_changes_nothing(line: Lines) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_evolve_leaves_the_state_that_it_was_given_alone(data: st.DataObject, histories: Histories) -> None:
     lines = data.draw(histories.filter(bool))
     state = fold(lines[:-1])
@@ -388,7 +388,7 @@ def test_evolve_leaves_the_state_that_it_was_given_alone(data: st.DataObject, hi
 
 
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_the_state_shares_nothing_with_the_one_before(data: st.DataObject, histories: Histories) -> None:
     lines = data.draw(histories.filter(bool))
     state = fold(lines[:-1])
@@ -402,7 +402,7 @@ def test_the_state_shares_nothing_with_the_one_before(data: st.DataObject, histo
 
 
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_a_fold_is_one_evolve_after_the_other(data: st.DataObject, histories: Histories) -> None:
     lines = data.draw(histories)
     state = ENGINE.initial("r-1")
@@ -412,7 +412,7 @@ def test_a_fold_is_one_evolve_after_the_other(data: st.DataObject, histories: Hi
 
 
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_a_fold_may_be_cut_anywhere(data: st.DataObject, histories: Histories) -> None:
     lines = data.draw(histories)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(lines)), max_size=3)))
@@ -423,7 +423,7 @@ def test_a_fold_may_be_cut_anywhere(data: st.DataObject, histories: Histories) -
 
 
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_a_fold_may_rest_on_file_anywhere(data: st.DataObject, histories: Histories) -> None:
     lines = data.draw(histories)
     cut = data.draw(st.integers(0, len(lines)))
@@ -432,7 +432,7 @@ def test_a_fold_may_rest_on_file_anywhere(data: st.DataObject, histories: Histor
 
 
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_reprocessing_from_any_earlier_watermark_changes_nothing(data: st.DataObject, histories: Histories) -> None:
     lines = data.draw(histories)
     again = data.draw(st.integers(0, len(lines)))
@@ -444,7 +444,7 @@ def test_reprocessing_from_any_earlier_watermark_changes_nothing(data: st.DataOb
 
 
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_a_refusal_foretells_what_the_fold_does(data: st.DataObject, histories: Histories) -> None:
     lines = data.draw(histories.filter(bool))
     state = msgspec.structs.replace(fold(lines[:-1]), inconsistent=False)
@@ -456,14 +456,14 @@ def test_a_refusal_foretells_what_the_fold_does(data: st.DataObject, histories: 
 
 
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_the_watermark_is_the_last_event_whatever_it_is(data: st.DataObject, histories: Histories) -> None:
     lines = data.draw(histories.filter(bool))
     assert fold(lines).last_event_seq == msgspec.json.decode(lines[-1])["runSeq"]
 
 
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_an_alert_is_raised_once_per_event_and_code(data: st.DataObject, histories: Histories) -> None:
     ids = [alert.alert_id for alert in alerts_of(data.draw(histories))]
     assert len(ids) == len(set(ids))

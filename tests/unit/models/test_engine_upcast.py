@@ -167,7 +167,7 @@ unknown = st.dictionaries(
 
 
 @given(extra=unknown)
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_unknown_members_of_v2_are_kept_through_append_and_fetch(extra: dict[str, Any], write: Write) -> None:
     with runstate.open("memory:") as store:
         RunStateStoreV2(store).append_event(write(extra=dict(extra)))
@@ -175,7 +175,7 @@ def test_unknown_members_of_v2_are_kept_through_append_and_fetch(extra: dict[str
 
 
 @given(extra=unknown)
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_unknown_members_of_v1_are_kept_through_append_and_fetch(extra: dict[str, Any], v1: V1) -> None:
     with runstate.open("memory:") as store:
         RunStateStoreV1(store).append_event(v1(extra=dict(extra)))
@@ -183,7 +183,7 @@ def test_unknown_members_of_v1_are_kept_through_append_and_fetch(extra: dict[str
 
 
 @given(extra=unknown)
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_a_line_with_unknown_members_is_parsed_and_written_as_it_came(extra: dict[str, Any], write: Write) -> None:
     line = members_json(write(extra=dict(extra)))
     event = ENGINE.parse(line)

@@ -295,7 +295,7 @@ def test_numbers_may_be_names_in_a_state() -> None:
     assert shapes.load(shapes.dump(state)) == state
 
 
-@pytest.mark.parametrize("value", [1e17, [1e20, 0.5], {"a": -1e18}, 1e21, 0.5, 7], ids=repr)
+@pytest.mark.parametrize("value", [1e17, [1e20, 0.5], {"a": -1e18}, 2.0**68, 1e21, 0.5, 7], ids=repr)
 def test_a_double_of_any_size_survives_in_a_state(value: Any) -> None:
     dumped = shapes.dump(Shapes(anything=value))
     assert (

@@ -56,12 +56,14 @@ class MemoryLog:
             persisted_at = now()
             results: list[AppendResult] = []
             fresh: dict[str, Record] = {}
+            previous = records[-1].body if records else None
             for draft in drafts:
                 if (first := keys.get(draft.key) or fresh.get(draft.key)) is not None:
                     results.append(_first_result(first, draft))
                     continue
                 seq = len(records) + len(fresh) + 1
-                fresh[draft.key] = _record(stream, seq, persisted_at, draft)
+                fresh[draft.key] = _record(stream, seq, persisted_at, draft, previous)
+                previous = fresh[draft.key].body
                 results.append(AppendResult(draft.event_id, seq, persisted_at))
             if fresh:
                 check_expected(stream, len(records), expected_seq)
@@ -169,8 +171,8 @@ class MemoryLog:
         return self._lock
 
 
-def _record(stream: str, seq: int, persisted_at: str, draft: Draft) -> Record:
-    body = draft.render(seq, persisted_at)
+def _record(stream: str, seq: int, persisted_at: str, draft: Draft, previous: bytes | None) -> Record:
+    body = draft.render(seq, persisted_at, previous)
     return Record(
         stream, seq, draft.event_id, draft.type, draft.key, draft.tenant, draft.emitted_at, persisted_at, body
     )

@@ -27,6 +27,7 @@ insert_event = """
 INSERT INTO events (stream_id, seq, event_id, type, key, tenant, emitted_at, persisted_at, crc, body)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
+_select_body = "SELECT body FROM events WHERE stream_id = ? AND seq = ?"
 _select_key = "SELECT event_id, seq, persisted_at, body FROM events WHERE stream_id = ? AND key = ?"
 
 Row = tuple[int, int, str, str, str, str, str, str, int, bytes]
@@ -102,11 +103,12 @@ def append_new(connection: sqlite3.Connection, heads: Heads, appends: Sequence[A
     for stream, group in by_stream.items():
         drafts = [draft for append in group for draft in append.drafts]
         stream_id, seq = heads.claim(connection, stream, drafts[0].tenant, len(drafts), persisted_at)
+        previous = _previous(connection, stream_id, seq, drafts)
         for append in group:
             if append.expected_seq is not None and append.expected_seq != seq:
                 raise KnownKey
-            append.result = _add_rows(rows, stream_id, seq, append.drafts, persisted_at)
-            seq += len(append.drafts)
+            append.result = _add_rows(rows, stream_id, seq, append.drafts, persisted_at, previous)
+            seq, previous = seq + len(append.drafts), rows[-1][9]
     _insert(connection, rows)
 
 
@@ -131,7 +133,8 @@ def append_checked(connection: sqlite3.Connection, heads: Heads, appends: Sequen
                 continue
             stream_id, seq = heads.claim(connection, append.stream, new[0].tenant, len(new), persisted_at)
         rows: list[Row] = []
-        results = dict(zip(unknown, _add_rows(rows, stream_id, seq, new, persisted_at), strict=True))
+        previous = _previous(connection, stream_id, seq, new)
+        results = dict(zip(unknown, _add_rows(rows, stream_id, seq, new, persisted_at, previous), strict=True))
         _insert(connection, rows)
         firsts |= {row[4]: (row[2], row[1], row[7], row[9]) for row in rows}
         append.result = [
@@ -139,14 +142,22 @@ def append_checked(connection: sqlite3.Connection, heads: Heads, appends: Sequen
         ]
 
 
+def _previous(connection: sqlite3.Connection, stream_id: int, seq: int, drafts: Sequence[Draft]) -> bytes | None:
+    """The last line of a stream, where one of the drafts is chained to it."""
+    if not any(draft.chained for draft in drafts):
+        return None
+    row = connection.execute(_select_body, (stream_id, seq)).fetchone()
+    return None if row is None else bytes(row[0])
+
+
 def _add_rows(
-    rows: list[Row], stream_id: int, seq: int, drafts: Sequence[Draft], persisted_at: str
+    rows: list[Row], stream_id: int, seq: int, drafts: Sequence[Draft], persisted_at: str, previous: bytes | None
 ) -> list[AppendResult]:
     results = []
     for draft in drafts:
         seq += 1
         event_id, kind, key, tenant, emitted_at = draft.event_id, draft.type, draft.key, draft.tenant, draft.emitted_at
-        body = draft.render(seq, persisted_at)
+        body = previous = draft.render(seq, persisted_at, previous)
         crc = checksum(seq, event_id, kind, key, tenant, emitted_at, persisted_at, body)
         rows.append((stream_id, seq, event_id, kind, key, tenant, emitted_at, persisted_at, crc, body))
         results.append(AppendResult(event_id, seq, persisted_at))

@@ -1,0 +1,16 @@
+"""Run directories: events with a hash chain, and the snapshot of an orchestrated run."""
+
+from runstate.models.rundir.events import Issue, RunEvent, event_hash
+from runstate.models.rundir.model import RUNDIR, RunDirectoryModel
+from runstate.models.rundir.state import Artifact, RunDirectory, WorkItem
+
+__all__ = [
+    "RUNDIR",
+    "Artifact",
+    "Issue",
+    "RunDirectory",
+    "RunDirectoryModel",
+    "RunEvent",
+    "WorkItem",
+    "event_hash",
+]

@@ -1,0 +1,118 @@
+"""The rundir model: the events of a run directory put together as one `Model`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import deepcopy
+from typing import Any, ClassVar
+
+import msgspec
+from msgspec import UNSET
+
+from runstate.errors import InvalidEvent
+from runstate.models.canonical import parse
+from runstate.models.model import AlertSink, Draft, Model
+from runstate.models.rundir import state as rundir_state
+from runstate.models.rundir.events import RunEvent, check, compact, event_hash
+from runstate.models.rundir.evolve import Fold
+from runstate.models.rundir.state import RunDirectory
+
+
+class RunDraft(Draft, frozen=True, kw_only=True, gc=False):
+    """An event of a run directory on its way: its time and its hashes are known once its place is."""
+
+    ts: str
+    payload: str
+    chained: ClassVar[bool] = True
+
+    def render(self, seq: int, persisted_at: str, previous: bytes | None = None) -> bytes:
+        ts = self.ts or persisted_at
+        prev_hash = "" if previous is None else _link_decoder.decode(previous).event_hash
+        this_hash = event_hash(self.event_id, ts, self.type, self.payload, prev_hash)
+        hashes = f',"prev_hash":"{prev_hash}","event_hash":"{this_hash}"}}'.encode()
+        return self.prefix + ts.encode() + self.tail + hashes
+
+    def same_content(self, stored: bytes) -> bool:
+        given = self.prefix + self.tail + b"}"
+        return _comparable(given) == _comparable(stored)
+
+
+class RunDirectoryModel(Model[RunEvent, RunEvent, RunDirectory]):
+    """Runs that keep their state in a directory, and resume from it."""
+
+    name = "rundir"
+    version = 1
+
+    def parse(self, line: bytes) -> RunEvent:
+        try:
+            event = msgspec.convert(parse(line), RunEvent)
+        except msgspec.ValidationError as error:
+            raise InvalidEvent(str(error)) from error
+        check(event)
+        return event
+
+    def draft(self, event: RunEvent) -> tuple[str, Draft]:
+        check(event)
+        ids = {"event_id": event.event_id, "run_id": event.run_id}
+        rest = msgspec.structs.replace(event, ts=UNSET, prev_hash=UNSET, event_hash=UNSET)
+        members = msgspec.json.encode({n: v for n, v in msgspec.to_builtins(rest).items() if n not in ids})
+        return event.run_id, RunDraft(
+            event_id=event.event_id,
+            type=event.type,
+            key=event.event_id,
+            tenant="",
+            emitted_at="" if event.ts is UNSET else event.ts,
+            prefix=msgspec.json.encode(ids)[:-1] + b',"ts":"',
+            tail=b'",' + members[1:-1],
+            ts="" if event.ts is UNSET else event.ts,
+            payload=compact(event.payload),
+        )
+
+    def decode(self, body: bytes) -> RunEvent:
+        return _event_decoder.decode(body)
+
+    def initial(self, stream: str) -> RunDirectory:
+        return RunDirectory(stream)
+
+    def evolve(self, state: RunDirectory, event: RunEvent) -> RunDirectory:
+        fold = Fold(deepcopy(state))
+        fold.apply(event.type, event.ts or "", event.payload)
+        return fold.finish()
+
+    def fold(self, state: RunDirectory, lines: Iterable[bytes], alert: AlertSink | None = None) -> RunDirectory:
+        fold = Fold(state)
+        for line in lines:
+            fact = _fact_decoder.decode(line)
+            fold.apply(fact.type, fact.ts, fact.payload)
+        return fold.finish()
+
+    def dump(self, state: RunDirectory) -> bytes:
+        return rundir_state.dump(state)
+
+    def load(self, data: bytes) -> RunDirectory:
+        return rundir_state.load(data)
+
+    def status(self, state: RunDirectory) -> str:
+        return state.run_state
+
+
+class _Link(msgspec.Struct):
+    event_hash: str = ""
+
+
+class _Fact(msgspec.Struct, gc=False):
+    type: str
+    ts: str
+    payload: dict[str, Any]
+
+
+def _comparable(line: bytes) -> bytes:
+    members = msgspec.json.decode(line)
+    return compact({n: v for n, v in members.items() if n not in ("ts", "prev_hash", "event_hash")}).encode()
+
+
+_link_decoder = msgspec.json.Decoder(_Link)
+_fact_decoder = msgspec.json.Decoder(_Fact)
+_event_decoder = msgspec.json.Decoder(RunEvent)
+
+RUNDIR = RunDirectoryModel()
