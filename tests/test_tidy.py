@@ -90,7 +90,7 @@ def test_every_module_is_imported_by_another_or_is_an_entry() -> None:
 
 
 def test_importing_runstate_imports_no_driver() -> None:
-    heavy = ["pyspark", "pyarrow", "pandas", "psycopg", "boto3", "snowflake", "litestar", "uvicorn", "pytest", "hypothesis"]
+    heavy = ["pyspark", "pyarrow", "pandas", "psycopg", "boto3", "snowflake", "litestar", "uvicorn", "pytest"]
     script = f"import sys, runstate; print([m for m in {heavy!r} if m in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert loaded.strip() == "[]"

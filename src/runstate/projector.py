@@ -45,6 +45,8 @@ class Projection(msgspec.Struct, rename="camel"):
     late: bool = False
     """Something arrived below the watermark: only folding the whole stream again puts it in its place."""
     resyncs: int = 0
+    born: str = ""
+    """When its first event was stored. With another first event it is another stream, begun after a deletion."""
 
 
 class Projector:
@@ -100,6 +102,10 @@ class Projector:
         for record in records:
             projection.observed = max(projection.observed, record.seq)
             following = projection.watermark + len(fresh) + 1
+            if record.seq == 1 and projection.born != record.persisted_at:
+                projection.late = projection.watermark > 0
+                projection.status = "STALE" if projection.late else projection.status
+                projection.born, projection.observed = record.persisted_at, 1
             if projection.status == "STALE":
                 continue  # The resync reads all of it from the log.
             if record.seq > following:
@@ -144,6 +150,8 @@ class Projector:
         self._states[projection.stream] = self._store.model.load(stored.body)
         # How many events are in it, nobody wrote down. None is the safe guess: at worst a stream is read again.
         projection.watermark = projection.observed = stored.seq
+        info = self._store.log.stream(projection.stream)
+        projection.born = "" if info is None else info.first_persisted_at
 
     def _apply(self, projection: Projection, lines: list[bytes], watermark: int) -> None:
         stream = projection.stream

@@ -6,7 +6,8 @@ from the log; `get_snapshot` is what was last kept of it, which may be behind an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Generic, Literal, Self, TypedDict, Unpack, overload
 
@@ -136,13 +137,11 @@ class Store(Generic[W, E, S]):
             by_stream.setdefault(stream, []).append((index, draft))
         results: list[Any] = [None] * len(events)
         for stream, numbered in by_stream.items() if self._check_transitions else ():
-            try:
+            with _index_in_batch(numbered):
                 self._refuse_impossible(stream, [draft for _, draft in numbered])
-            except InvalidTransition as error:
-                error.details["index"] = numbered[error.details["index"]][0]
-                raise
         for stream, numbered in by_stream.items():
-            appended = self._append(stream, [draft for _, draft in numbered], None)
+            with _index_in_batch(numbered):
+                appended = self._append(stream, [draft for _, draft in numbered], None)
             for (index, _), result in zip(numbered, appended, strict=True):
                 results[index] = result
         return results
@@ -350,6 +349,16 @@ class Store(Generic[W, E, S]):
             stored_by_then = [r.seq for r in page if datetime.fromisoformat(r.persisted_at) <= moment]
             found = max([found, *stored_by_then])
         return found
+
+
+@contextmanager
+def _index_in_batch(numbered: list[tuple[int, Draft]]) -> Iterator[None]:
+    """Turn the index of a refused draft within its stream into its index within the whole batch."""
+    try:
+        yield
+    except InvalidTransition as error:
+        error.details["index"] = numbered[error.details["index"]][0]
+        raise
 
 
 def _mismatch(stream: str, draft: Draft, result: AppendResult) -> Alert:

@@ -388,6 +388,21 @@ def test_every_stream_ends_with_the_snapshot_of_a_replay(open_store: Open, write
     assert all(store.snapshots.stored(run) == store.fresh_snapshot(run) for run in set(runs))
 
 
+def test_a_stream_that_was_deleted_and_begun_again_is_projected_anew(
+    open_store: Open, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(snapshot_every=0)
+    store.append_events([write("Note", attempt=number) for number in range(1, 6)])
+    projector = Projector(store)
+    projector.poll()
+    store.delete_stream("r-1")
+    monkeypatch.setattr("runstate.logs.memory.log.now", lambda: "2030-01-01T00:00:00.000Z")
+    monkeypatch.setattr("runstate.logs.sqlite.writer.now", lambda: "2030-01-01T00:00:00.000Z")
+    store.append_event(write("RunStarted"))
+    projector.poll()
+    assert store.snapshots.stored("r-1") == store.fresh_snapshot("r-1")
+
+
 def test_a_poll_says_how_many_events_came(open_store: Open, write: Write) -> None:
     store = open_store(snapshot_every=0)
     store.append_events([write("Note", attempt=number) for number in range(1, 6)])

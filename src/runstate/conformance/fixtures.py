@@ -23,7 +23,7 @@ class LogKit:
 
     @pytest.fixture
     def opener(self) -> Opener:
-        raise NotImplementedError("Give your test class a fixture `opener` that returns runstate.conformance.Opener(…)")
+        pytest.fail("Give your test class a fixture `opener` that returns runstate.conformance.Opener(…)")
 
     @pytest.fixture(autouse=True)
     def _nothing_left_open(self, opener: Opener) -> Iterator[None]:

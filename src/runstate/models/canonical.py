@@ -39,10 +39,10 @@ def canonical(value: Any) -> bytes:
 def _as_doubles(value: Any) -> Any:
     """JSON has one kind of number, the double, and RFC 8785 writes a large one like an integer: 1e20 as 1 and 20 zeros.
 
-    Read back, that is an integer beyond 2^53. It is the same number, so it must give the same bytes again.
+    Read back, those digits are an integer beyond 2^53. They must give the same bytes again; no other such integer may.
     """
     kind = type(value)
-    if kind is int and abs(value) > integer_max and int(float(value)) == value:
+    if kind is int and abs(value) > integer_max and rfc8785.dumps(float(value)) == b"%d" % value:
         return float(value)
     if kind is dict:
         return {name: _as_doubles(member) for name, member in value.items()}
