@@ -163,6 +163,12 @@ class LogTooNew(RunstateError):
     code = "log.too_new"
 
 
+class SnapshotTooNew(RunstateError):
+    """A newer Runstate wrote this snapshot; upgrade Runstate to go on with it. It was left untouched."""
+
+    code = "snapshot.too_new"
+
+
 class Truncated(RunstateError):
     """The log no longer holds events that far back; start from its snapshot."""
 

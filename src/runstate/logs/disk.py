@@ -51,8 +51,11 @@ class Descriptor(Protocol):
 
 
 class Disk(Protocol):
-    def open(self, path: PurePath, *, create: bool = False) -> "File":
-        """Open a file to read and append; `create` makes an empty one where there is none."""
+    def open(self, path: PurePath, *, create: bool = False, read_only: bool = False) -> "File":
+        """Open a file to read and append; `create` makes an empty one where there is none.
+
+        `read_only` needs no right to write, and refuses to: a change of such a file is an OSError.
+        """
 
     def create(self, path: PurePath) -> "File":
         """Open a new, empty file. FileExistsError: the name is taken."""
@@ -199,11 +202,13 @@ def replace_durably(disk: Disk, path: PurePath, data: bytes) -> None:
 class RealDisk:
     """The disk of this machine. Files are made with mode 0600, directories with 0700."""
 
-    def open(self, path: PurePath, *, create: bool = False) -> File:
-        return File(_RealDescriptor(path, os.O_CREAT if create else 0), path)
+    def open(self, path: PurePath, *, create: bool = False, read_only: bool = False) -> File:
+        if read_only:
+            return File(_RealDescriptor(path, os.O_RDONLY), path)
+        return File(_RealDescriptor(path, _changing | (os.O_CREAT if create else 0)), path)
 
     def create(self, path: PurePath) -> File:
-        return File(_RealDescriptor(path, os.O_CREAT | os.O_EXCL), path)
+        return File(_RealDescriptor(path, _changing | os.O_CREAT | os.O_EXCL), path)
 
     def read(self, path: PurePath) -> bytes:
         return Path(path).read_bytes()
@@ -237,7 +242,7 @@ class RealDisk:
 
     def lock(self, path: PurePath) -> Lock:
         # Made here, because filelock would also make missing directories, with a mode of its own choice.
-        _RealDescriptor(path, os.O_CREAT).close()
+        _RealDescriptor(path, _changing | os.O_CREAT).close()
         # No soft fallback: where the kernel can't lock, a marker file only pretends to. Not thread-local:
         # a writer may be closed by another thread than the one that opened it.
         lock = filelock.FileLock(path, fallback_to_soft=False, thread_local=False)
@@ -251,9 +256,12 @@ class RealDisk:
         return path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMP_SUFFIX}")
 
 
+_changing = os.O_RDWR | os.O_APPEND
+
+
 class _RealDescriptor:
     def __init__(self, path: PurePath, flags: int) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | flags, FILE_MODE)
+        self._fd = os.open(path, flags, FILE_MODE)
 
     def write(self, data: memoryview) -> int:
         return os.write(self._fd, data)

@@ -36,6 +36,8 @@ class Capability(StrEnum):
     SNAPSHOTS = "snapshots"
     BLOBS = "blobs"
     DELETE = "delete"
+    REPAIR = "repair"
+    """A damaged stream can be cut back to what is intact, and its damaged bytes are kept."""
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -171,6 +173,17 @@ class EventLog(Protocol):
 
     def verify(self, stream: str | None = None) -> Iterator[Finding]:
         """Everything in the log that no append of this log wrote, or that is no longer there."""
+        ...
+
+    def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
+        """Cut a damaged stream back to what is intact, having kept the damaged bytes. What was found, and done.
+
+        With `dry_run` nothing changes, and the findings say what would be done.
+
+        Raises:
+            StreamNotFound: there is no such stream.
+            LogBusy: another writer holds it.
+        """
         ...
 
     def put_blob(self, data: bytes) -> BlobRef:

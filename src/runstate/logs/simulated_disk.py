@@ -138,10 +138,11 @@ class SimulatedDisk:
 
     # --- the Disk protocol ---------------------------------------------------------------------------------
 
-    def open(self, path: PurePath, *, create: bool = False) -> File:
-        if create and not self.exists(path):
+    def open(self, path: PurePath, *, create: bool = False, read_only: bool = False) -> File:
+        if create and not read_only and not self.exists(path):
             return self.create(path)
-        return File(_SimulatedDescriptor(self, self.call("open", path, lambda: self._file(path)), path), path)
+        node = self.call("open", path, lambda: self._file(path))
+        return File(_SimulatedDescriptor(self, node, path, read_only), path)
 
     def create(self, path: PurePath) -> File:
         node = FileInode(bytearray())
@@ -348,8 +349,11 @@ class _SimulatedDescriptor:
     disk: SimulatedDisk
     node: FileInode
     path: PurePath
+    read_only: bool = False
 
     def write(self, data: memoryview) -> int:
+        if self.read_only:
+            raise _error(errno.EBADF, self.path)
         return self.disk.call("write", f"at {self.size()} of {self.path}", lambda: self._write(data))
 
     def read(self, offset: int, size: int) -> bytes:
@@ -359,6 +363,8 @@ class _SimulatedDescriptor:
         return len(self.node.current)
 
     def truncate(self, size: int) -> None:
+        if self.read_only:
+            raise _error(errno.EINVAL, self.path)
         self.disk.call("truncate", f"{self.path} to {size}", lambda: self.node.change(Truncate(size)))
 
     def flush(self) -> None:

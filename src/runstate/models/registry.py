@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import sys
 from functools import cache
 from importlib.metadata import entry_points
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from runstate.errors import UnknownModel
-from runstate.models.canonical import digest
 from runstate.models.model import Model
+from runstate.models.places import load_place
 
 _group = "runstate.models"
 
@@ -32,39 +27,16 @@ def find_model(name: str) -> Model[Any, Any, Any]:
     """
     for point in entry_points(group=_group, name=name):
         return _as_model(point.load(), name)
-    place, colon, attribute = name.rpartition(":")
-    if not colon or not place:
+    if ":" not in name:
         known = ", ".join(installed_models())
         raise UnknownModel(
             f"There is no model {name!r}. Installed: {known}. One of your own is named by its place: order.py:Order"
         )
     try:
-        found = getattr(_module(place), attribute)
+        found = load_place(name)
     except Exception as error:
         raise UnknownModel(f"The model {name!r} cannot be loaded: {error!r}") from error
     return _as_model(found, name)
-
-
-def _module(place: str) -> ModuleType:
-    if not place.endswith(".py"):
-        return importlib.import_module(place)
-    path = Path(place).resolve()
-    # Named after its whole path: two files of one name are two modules, and neither hides a module of a library.
-    name = f"runstate_model_{digest(str(path).encode())[:16]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{place} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    # Structs look their annotations up in sys.modules, so the module must stand there before it runs.
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def _as_model(found: Any, name: str) -> Model[Any, Any, Any]:

@@ -55,6 +55,7 @@ calls = [
     Call("load_snapshot", lambda log, stream: log.load_snapshot(stream, "notes"), Capability.SNAPSHOTS),
     Call("save_snapshot", lambda log, stream: log.save_snapshot(stream, snapshot(1)), Capability.SNAPSHOTS),
     Call("delete_stream", lambda log, stream: log.delete_stream(stream), Capability.DELETE),
+    Call("repair", lambda log, stream: log.repair(stream), Capability.REPAIR),
 ]
 """Every method that takes a stream."""
 

@@ -22,6 +22,7 @@ from runstate.logs.log import (
     check_limit,
     decimal_position,
     now,
+    refuse,
 )
 from runstate.models.canonical import digest
 from runstate.models.model import Draft, check_stream
@@ -142,6 +143,9 @@ class MemoryLog:
             check_stream(stream)
         with self._open():
             return iter(())
+
+    def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
+        raise refuse(Capability.REPAIR, "memory")
 
     def put_blob(self, data: bytes) -> BlobRef:
         with self._open():

@@ -37,6 +37,7 @@ from runstate.logs.log import (
     StreamInfo,
     check_limit,
     decimal_position,
+    refuse,
 )
 from runstate.logs.sqlite.appends import Append
 from runstate.logs.sqlite.schema import prepare
@@ -91,7 +92,7 @@ def open_url(url: str, *, create: bool = True) -> SqliteLog:
 class SqliteLog:
     """A log in one file. Threads and processes may share it; a forked child must open its own."""
 
-    capabilities = frozenset(Capability)
+    capabilities = frozenset(Capability) - {Capability.REPAIR}
 
     def __init__(
         self, path: str | Path, *, create: bool = True, busy_timeout_s: float = busy_timeout_default_s
@@ -215,6 +216,9 @@ class SqliteLog:
             check_stream(stream)
         with self._reader() as reader:
             yield from verify_file(reader, stream)
+
+    def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
+        raise refuse(Capability.REPAIR, "SQLite")
 
     def put_blob(self, data: bytes) -> BlobRef:
         self._check_open()

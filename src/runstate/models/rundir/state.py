@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from runstate.errors import InvalidJson
+from runstate.errors import InvalidJson, SnapshotTooNew
 from runstate.models.canonical import embed
 from runstate.models.rundir.events import Issue
 
@@ -81,7 +81,7 @@ def load(data: bytes) -> RunDirectory:
     except msgspec.MsgspecError as error:
         raise InvalidJson(f"Not the snapshot of a run directory: {error}") from error
     if state.schema_version > schema_version:
-        raise InvalidJson(
+        raise SnapshotTooNew(
             f"The snapshot has version {state.schema_version}, this Runstate knows up to {schema_version}; upgrade it"
         )
     return state

@@ -1,0 +1,108 @@
+"""Where everything lives: the names of a run's directory and of the files in it.
+
+A run directory is named by its stream id. A name that begins with a dot is the log's own, so an id that begins with
+a dot, or with the sign that marks such ids, gets the sign in front.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from pathlib import PurePath
+from urllib.parse import quote
+
+from runstate.errors import InvalidStream, LogBusy, LogFailed, LogFull, RunstateError
+from runstate.logs.disk import TEMP_SUFFIX, Disk, LockBusy
+from runstate.models.model import check_stream
+
+EVENTS = "events.ndjson"
+PENDING = "events.pending"
+INDEX = "index.json"
+_full = {errno.ENOSPC, errno.EDQUOT}
+_escape = "%"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """The places of one run."""
+
+    stream: str
+    root: PurePath
+    name: str
+
+    @property
+    def home(self) -> PurePath:
+        return self.root / self.name
+
+    @property
+    def events(self) -> PurePath:
+        return self.home / EVENTS
+
+    @property
+    def pending(self) -> PurePath:
+        return self.home / PENDING
+
+    @property
+    def index(self) -> PurePath:
+        return self.home / INDEX
+
+    @property
+    def lock(self) -> PurePath:
+        return self.root / ".locks" / self.name
+
+    def snapshot(self, model: str) -> PurePath:
+        return self.home / ("snapshot.json" if model == "rundir" else f"snapshot.{quote(model, safe='')}.json")
+
+
+def run_files(root: PurePath, stream: str) -> RunFiles:
+    return RunFiles(stream, root, _escape + stream if stream[0] in (".", _escape) else stream)
+
+
+def streams_among(names: list[str], after: str) -> list[str]:
+    """The ids that a directory's names stand for, those after `after`, sorted by code point."""
+    ids = [name[1:] if name[0] == _escape else name for name in names if name[0] != "."]
+    return sorted(stream for stream in ids if stream > after)
+
+
+def is_stream(stream: str) -> bool:
+    """Whether a name that stands in the directory could be a stream's; somebody may have put anything there."""
+    try:
+        check_stream(stream)
+    except InvalidStream:
+        return False
+    return True
+
+
+def remove_leftovers(disk: Disk, files: RunFiles) -> None:
+    """Remove the temporary files of a writer that was killed. The caller holds the run's lock."""
+    for name in disk.names(files.home):
+        if name.endswith(TEMP_SUFFIX) and name.startswith(("snapshot.", f"{INDEX}.", f"{EVENTS}.")):
+            disk.remove(files.home / name)
+
+
+def remove_tree(disk: Disk, path: PurePath) -> None:
+    """Remove a directory with everything in it; what another process has removed meanwhile is no error."""
+    try:
+        names = disk.names(path)
+    except FileNotFoundError:
+        return
+    for name in names:
+        try:
+            disk.remove(path / name)
+        except FileNotFoundError:
+            continue
+        except (IsADirectoryError, PermissionError):
+            remove_tree(disk, path / name)
+    try:
+        disk.remove_directory(path)
+    except FileNotFoundError:
+        return
+
+
+def translate(error: OSError) -> RunstateError:
+    """The operating system's errors in our words. Nothing was written."""
+    if isinstance(error, LockBusy):
+        return LogBusy("Another writer holds this run; try again")
+    if error.errno in _full:
+        return LogFull()
+    return LogFailed(f"The disk refused: {error.strerror or error} ({error.filename})")

@@ -1,0 +1,217 @@
+"""What one line of `events.ndjson` is, how it is written, and how it is found to be damaged.
+
+An event of a run directory stands bare: the line is the model's own. Any other model's line stands in our frame:
+
+    {"seq":7,"event_id":"…","type":"…","key":"…","tenant":"…","emitted_at":"…","persisted_at":"…","crc":"…","event":LINE}
+
+`crc` is CRC-32 over everything before `,"crc"` and over LINE; what is left of the frame is fixed. No string of the
+frame can hold `,"event":`, because JSON escapes the quotes inside a string, so the first one is the frame's own.
+"""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from runstate.logs.log import Record
+from runstate.models.model import Draft
+from runstate.models.rundir.events import compact, event_hash
+from runstate.models.rundir.model import RunDraft
+
+CHAIN_BROKEN = "EVENT_CHAIN_BROKEN"
+LINE_DAMAGED = "log.line_damaged"
+OUT_OF_ORDER = "log.out_of_order"
+openings = (b'{"seq":', b'{"event_id":')
+"""How the lines that we write begin."""
+
+
+class Damage(Exception):
+    """A line that no append wrote there."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Envelope(msgspec.Struct, gc=False):
+    """What a writer must know of every line."""
+
+    key: str
+    tenant: str
+    persisted_at: str
+
+
+class _Frame(msgspec.Struct, gc=False):
+    seq: int
+    event_id: str
+    type: str
+    key: str
+    tenant: str
+    emitted_at: str
+    persisted_at: str
+
+
+class _Bare(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    event_id: str
+    run_id: str
+    ts: str
+    type: str
+    payload: msgspec.Raw
+    trace_id: str
+    span_id: str
+    parent_span_id: str | UnsetType = UNSET
+    prev_hash: str | UnsetType = UNSET
+    event_hash: str | UnsetType = UNSET
+
+
+class _Link(msgspec.Struct, gc=False):
+    prev_hash: str = ""
+    event_hash: str = ""
+
+
+_envelopes = msgspec.json.Decoder(Envelope)
+_frames = msgspec.json.Decoder(_Frame)
+_bares = msgspec.json.Decoder(_Bare)
+_links = msgspec.json.Decoder(_Link)
+_encode = msgspec.json.Encoder().encode
+
+
+# --- writing -------------------------------------------------------------------------------------------------
+
+
+def write_line(stream: str, seq: int, persisted_at: str, draft: Draft, previous: bytes | None) -> tuple[bytes, Record]:
+    """A draft's line without its newline, and the record that a reader will make of it.
+
+    Raises:
+        Exception: the draft cannot be rendered, or is no line of JSON.
+    """
+    body = draft.render(seq, persisted_at, previous)
+    if b"\n" in body or b"\0" in body:
+        raise ValueError("an event's line holds a newline or a NUL")
+    line = body if isinstance(draft, RunDraft) else _framed(seq, draft, persisted_at, body)
+    msgspec.json.decode(line, type=msgspec.Raw)  # A line that cannot be read would end the file for every reader.
+    return line, read_line(stream, seq, line, previous)
+
+
+def _framed(seq: int, draft: Draft, persisted_at: str, body: bytes) -> bytes:
+    head = b'{"seq":%d,"event_id":%b,"type":%b,"key":%b,"tenant":%b,"emitted_at":%b,"persisted_at":"%b"' % (
+        seq,
+        _encode(draft.event_id),
+        _encode(draft.type),
+        _encode(draft.key),
+        _encode(draft.tenant),
+        _encode(draft.emitted_at),
+        persisted_at.encode(),
+    )
+    return b'%b,"crc":"%08x","event":%b}' % (head, crc32(body, crc32(head)), body)
+
+
+# --- reading -------------------------------------------------------------------------------------------------
+
+
+def check_line(seq: int, line: bytes, previous: bytes | None) -> bytes:
+    """The model's line in a line of the file, after the checks that cost little.
+
+    They are the checksum and the place of a framed line, and the link of a bare one to the line before. What a bare
+    line says is checked by `read_line`.
+
+    Raises:
+        Damage: what is wrong.
+    """
+    if line.startswith(b'{"seq":'):
+        return _unframed(seq, line)[1]
+    if not line.endswith(b"}"):
+        raise Damage(LINE_DAMAGED, "The line is no JSON object")
+    if _links_of(line)[0] != (b"" if previous is None else _links_of(previous)[1]):
+        raise Damage(CHAIN_BROKEN, "prev_hash is not the event_hash of the line before")
+    return line
+
+
+def read_line(stream: str, seq: int, line: bytes, previous: bytes | None) -> Record:
+    """A line as a record, after every check.
+
+    Raises:
+        Damage: what is wrong.
+    """
+    if line.startswith(b'{"seq":'):
+        head, body = _unframed(seq, line)
+        try:
+            frame = _frames.decode(head + b"}")
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            raise Damage(LINE_DAMAGED, f"The frame is no JSON: {error}") from error
+        return Record(
+            stream, seq, frame.event_id, frame.type, frame.key, frame.tenant, frame.emitted_at, frame.persisted_at, body
+        )
+    bare = _bare(line)
+    check_line(seq, line, previous)
+    if bare.run_id != stream:
+        raise Damage(LINE_DAMAGED, f"The line belongs to the run {bare.run_id[:80]!r}")
+    if bare.event_hash is not UNSET and not _is_hashed(bare):
+        raise Damage(CHAIN_BROKEN, "event_hash is not the hash of what the line says")
+    return Record(stream, seq, bare.event_id, bare.type, bare.event_id, "", bare.ts, bare.ts, line)
+
+
+def envelope_of(line: bytes) -> Envelope:
+    """What a writer must know of a line that `check_line` has let through.
+
+    Raises:
+        Damage: the line is no event.
+    """
+    if line.startswith(b'{"seq":'):
+        return _envelopes.decode(line.partition(b',"event":')[0] + b"}")
+    bare = _bare(line)
+    return Envelope(bare.event_id, "", bare.ts)
+
+
+def looks_whole(line: bytes) -> bool:
+    """Whether a line is one that somebody has written whole, at whatever place it stands."""
+    try:
+        if line.startswith(b'{"seq":'):
+            _unframed(None, line)
+        else:
+            _bare(line)
+    except Damage:
+        return False
+    return True
+
+
+def _unframed(seq: int | None, line: bytes) -> tuple[bytes, bytes]:
+    """A framed line's envelope (without its closing brace), and the model's line."""
+    head, _, rest = line.partition(b',"event":')
+    envelope, body = head[:-17], rest[:-1]
+    if head[-17:] != b',"crc":"%08x"' % crc32(body, crc32(envelope)) or not rest.endswith(b"}"):
+        raise Damage(LINE_DAMAGED, "The line does not fit its checksum")
+    if seq is not None and not envelope.startswith(b'{"seq":%d,' % seq):
+        raise Damage(OUT_OF_ORDER, f"The line is not number {seq}")
+    return envelope, body
+
+
+def _bare(line: bytes) -> _Bare:
+    try:
+        return _bares.decode(line)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise Damage(LINE_DAMAGED, f"The line is no event of a run: {error}") from error
+
+
+def _links_of(line: bytes) -> tuple[bytes, bytes]:
+    """A line's prev_hash and event_hash; empty where it has none."""
+    # Where we write them, which saves a replay the parsing of every line.
+    if line[-82:-66] == b'","event_hash":"' and line[-160:-146] == b',"prev_hash":"':
+        return line[-146:-82], line[-66:-2]
+    try:
+        link = _links.decode(line)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise Damage(LINE_DAMAGED, f"The line is no JSON object: {error}") from error
+    return link.prev_hash.encode(), link.event_hash.encode()
+
+
+def _is_hashed(bare: _Bare) -> bool:
+    prev_hash = bare.prev_hash or ""
+    # Most payloads stand in the line as the chain hashes them; only the others are sorted again.
+    payload = bytes(bare.payload).decode()
+    if event_hash(bare.event_id, bare.ts, bare.type, payload, prev_hash) == bare.event_hash:
+        return True
+    payload = compact(msgspec.json.decode(bare.payload))
+    return event_hash(bare.event_id, bare.ts, bare.type, payload, prev_hash) == bare.event_hash

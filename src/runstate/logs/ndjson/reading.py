@@ -1,0 +1,224 @@
+"""Reading one `events.ndjson`, whoever is writing to it: whole lines only, and never past damage.
+
+`Mark` is a place in the file that can be trusted after a look at the one line before it: it lets a reader begin
+anywhere. `View` is the file as one reader sees it, up to an end that was fixed when it was opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from zlib import crc32
+
+import msgspec
+
+from runstate.errors import LogDamaged
+from runstate.logs.disk import Disk, File
+from runstate.logs.log import Finding, Record, StreamInfo
+from runstate.logs.ndjson.files import RunFiles
+from runstate.logs.ndjson.lines import Damage, check_line, envelope_of, looks_whole, openings, read_line
+from runstate.logs.ndjson.sealed import unsealed
+
+chunk_bytes = 1 << 20
+
+
+class Mark(msgspec.Struct, frozen=True, gc=False):
+    """The end of a line: how many lines there are up to it, and how to know that line again."""
+
+    seq: int
+    offset: int
+    line_offset: int
+    line_crc: int
+
+    def line_in(self, file: File, end: int) -> bytes | None:
+        """The line before the mark, or None where it is another line."""
+        if not 0 <= self.line_offset < self.offset <= end:
+            return None
+        line = file.read_at(self.line_offset, self.offset - self.line_offset)
+        return line[:-1] if crc32(line) == self.line_crc and line.endswith(b"\n") else None
+
+
+class Announcement(msgspec.Struct, frozen=True):
+    """An append of several lines, told before it is made, so that a crash cannot leave a part of it."""
+
+    offset: int
+    bytes: int
+
+
+def extent(disk: Disk, files: RunFiles, file: File) -> int:
+    """Where the file ends for a reader: before an append of several lines that is not, or was never, finished."""
+    # The size first: an announcement that is made after this tells of bytes beyond it.
+    size = file.size()
+    announced = announcement(disk, files)
+    if announced is None or not announced.offset < size <= announced.offset + announced.bytes:
+        return size
+    is_short = size < announced.offset + announced.bytes
+    # No line holds a zero byte: it stands where data never came.
+    if is_short or b"\0" in file.read_at(announced.offset, announced.bytes):
+        return announced.offset
+    return size
+
+
+def announcement(disk: Disk, files: RunFiles) -> Announcement | None:
+    try:
+        return unsealed(disk.read(files.pending), Announcement)
+    except FileNotFoundError:
+        return None
+
+
+def whole_lines(file: File, start: int, end: int) -> Iterator[bytes]:
+    """The lines between two offsets without their newlines; an unfinished last one is left out."""
+    rest = b""
+    while start < end and (chunk := file.read_at(start, min(chunk_bytes, end - start))):
+        start += len(chunk)
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+
+
+class View:
+    """A run's file as one reader sees it."""
+
+    def __init__(self, stream: str, file: File, end: int, marks: Iterable[Mark] = ()) -> None:
+        self.stream, self.file, self.end = stream, file, end
+        self.marks = sorted(marks, key=lambda mark: -mark.seq)
+        self.last: Mark | None = None
+        """Where the last walk ended, for the next one to begin."""
+
+    def bodies(self, after_seq: int, until_seq: int | None) -> Iterator[bytes]:
+        """The models' lines with `after_seq < seq <= until_seq`.
+
+        Raises:
+            LogDamaged: the walk met damage. What was before it has been yielded.
+        """
+        seq, offset, previous = self._start(after_seq)
+        until = float("inf") if until_seq is None else until_seq
+        if seq >= until:
+            return
+        for line in whole_lines(self.file, offset, self.end):
+            seq += 1
+            try:
+                previous = check_line(seq, line, previous)
+            except Damage as damage:
+                self._stop(damage, seq, offset, previous)
+                return
+            offset += len(line) + 1
+            if seq > after_seq:
+                yield previous
+            if seq >= until:
+                return
+
+    def records(self, after_seq: int, limit: int | None = None, *, strict: bool = True) -> Iterator[Record]:
+        """The records with `seq > after_seq`, each fully checked; not `strict`: up to the damage, without a word.
+
+        Raises:
+            LogDamaged: the walk met damage. What was before it has been yielded.
+        """
+        seq, offset, previous = self._start(after_seq)
+        for line in whole_lines(self.file, offset, self.end):
+            seq += 1
+            try:
+                if seq > after_seq:
+                    record = read_line(self.stream, seq, line, previous)
+                    previous = record.body
+                else:
+                    record, previous = None, check_line(seq, line, previous)
+            except Damage as damage:
+                if strict:
+                    self._stop(damage, seq, offset, previous)
+                return
+            offset += len(line) + 1
+            self.last = Mark(seq, offset, offset - len(line) - 1, crc32(b"\n", crc32(line)))
+            if record is not None:
+                yield record
+                if limit is not None and seq - after_seq >= limit:
+                    return
+
+    def mark_at(self, seq: int) -> Mark | None:
+        """The mark after that many lines, or None where there are fewer that are intact."""
+        for record in self.records(seq - 1, 1, strict=False):
+            return self.last if record.seq == seq else None
+        return None
+
+    def info(self) -> StreamInfo | None:
+        """How far the intact part of the stream goes; None where there is nothing."""
+        first = next(View(self.stream, self.file, self.end).records(0, 1, strict=False), None)
+        if first is None:
+            return None
+        seq, offset, previous = self._start(1 << 63)
+        last: bytes | None = None
+        for line in whole_lines(self.file, offset, self.end):
+            try:
+                previous = check_line(seq + 1, line, previous)
+            except Damage:
+                break
+            seq, last = seq + 1, line
+        last_at = self._last_at(last)
+        return StreamInfo(self.stream, first.tenant, seq, seq, first.persisted_at, last_at or first.persisted_at)
+
+    def _last_at(self, last: bytes | None) -> str | None:
+        if last is None:
+            start = self._best(1 << 63)
+            last = None if start is None else start[1]
+        try:
+            return None if last is None else envelope_of(last).persisted_at
+        except Damage:
+            return None
+
+    def _best(self, after_seq: int) -> tuple[Mark, bytes] | None:
+        """The last mark up to a seq that fits the file, and its line."""
+        for mark in self.marks:
+            if mark.seq <= after_seq and (line := mark.line_in(self.file, self.end)) is not None:
+                return mark, line
+        return None
+
+    def _start(self, after_seq: int) -> tuple[int, int, bytes | None]:
+        """Where a walk to what is after a seq may begin: a seq, its offset, and the model's line before it."""
+        if (best := self._best(after_seq)) is None:
+            return 0, 0, None
+        mark, line = best
+        return mark.seq, mark.offset, line.partition(b',"event":')[2][:-1] if line.startswith(b'{"seq":') else line
+
+    def _stop(self, damage: Damage, seq: int, offset: int, previous: bytes | None) -> None:
+        if not is_torn(self.stream, self.file, seq, offset, self.end, previous):
+            raise LogDamaged(
+                f"{damage} (run {self.stream!r}, line {seq}, byte {offset}). {seq - 1} events before it are intact; "
+                "'runstate repair' keeps the damaged bytes and goes on from there",
+                stream=self.stream,
+                seq=seq,
+                offset=offset,
+                intact=seq - 1,
+                reason=damage.code,
+            )
+
+
+def is_torn(stream: str, file: File, seq: int, offset: int, end: int, previous: bytes | None) -> bool:
+    """Whether a bad line is what a crash has left of the last append, and not damage.
+
+    A crash leaves the beginning of what was being written, or zeros in place of some of it, and nothing whole after
+    it. Everything else was written once, and has changed since.
+    """
+    lines, zeros, stub = 0, False, b""
+    for line in whole_lines(file, offset, end):
+        if lines and looks_whole(line):
+            return False
+        lines, zeros, stub = lines + 1, zeros or b"\0" in line, line
+    if not lines or zeros:
+        return True
+    return lines == 1 and salvage(stream, seq, stub, previous) is not None
+
+
+def salvage(stream: str, seq: int, remnant: bytes, previous: bytes | None) -> bytes | None:
+    """A whole line in what a crash has left: one that lacks only its newline, or is welded to the stub of another."""
+    starts = sorted({0} | {start for opening in openings if (start := remnant.rfind(opening)) > 0})
+    for candidate in [remnant[start:stop] for start in starts for stop in (None, -1)]:
+        try:
+            read_line(stream, seq, candidate, previous)
+        except Damage:
+            continue
+        return candidate
+    return None
+
+
+def damage_finding(error: LogDamaged) -> Finding:
+    details = dict(error.details)
+    stream, seq, code = details.pop("stream"), details.pop("seq"), details.pop("reason")
+    return Finding(code=code, message=str(error), stream=stream, seq=seq, details=details)

@@ -1,0 +1,46 @@
+"""Load something by the place it is written in: `package.module:NAME`, or `file.py:NAME`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from runstate.models.canonical import digest
+
+
+def load_place(place: str) -> Any:
+    """
+    Raises:
+        ValueError: it names no place.
+        Exception: whatever the code at that place raises when it is loaded.
+    """
+    module, colon, attribute = place.rpartition(":")
+    if not colon or not module:
+        raise ValueError(f"{place!r} names no place: write FILE.py:NAME")
+    return getattr(_module(module), attribute)
+
+
+def _module(place: str) -> ModuleType:
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    path = Path(place).resolve()
+    # Named after its whole path: two files of one name are two modules, and neither hides a module of a library.
+    name = f"runstate_place_{digest(str(path).encode())[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{place} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    # Structs look their annotations up in sys.modules, so the module must stand there before it runs.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
