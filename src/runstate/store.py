@@ -37,6 +37,15 @@ event_bytes_default = 1024 * 1024
 """An event larger than this is refused unless the store was opened with another limit."""
 
 
+_paired_models = {"ndjson": "rundir"}
+"""The models that have a log of their own; all others are kept in databases, like the engine's."""
+
+
+def default_model(url: str) -> str:
+    """The name of the model that goes with the log at a URL."""
+    return _paired_models.get(url.partition(":")[0], "engine")
+
+
 class StoreOptions(TypedDict, total=False):
     """How a store behaves."""
 
@@ -54,7 +63,7 @@ class StoreOptions(TypedDict, total=False):
 
 @overload
 def open(
-    url: str, model: Literal["engine"] = "engine", *, create: bool = True, **options: Unpack[StoreOptions]
+    url: str, model: Literal["engine"] | None = None, *, create: bool = True, **options: Unpack[StoreOptions]
 ) -> Store[EngineEvent, RunEventRecord, RunSnapshot]: ...
 @overload
 def open(
@@ -63,15 +72,17 @@ def open(
 @overload
 def open(url: str, model: str, *, create: bool = True, **options: Unpack[StoreOptions]) -> Store[Any, Any, Any]: ...
 def open(
-    url: str, model: str | Model[Any, Any, Any] = "engine", *, create: bool = True, **options: Unpack[StoreOptions]
+    url: str, model: str | Model[Any, Any, Any] | None = None, *, create: bool = True, **options: Unpack[StoreOptions]
 ) -> Store[Any, Any, Any]:
     """Open the log at `url` and read it through `model`: a name, `file.py:Class`, or a model of your own.
 
-    Makes the log if it is not there, unless `create` is false. The options are those of `StoreOptions`.
+    By default the model is the one that goes with the log: `rundir` with run directories, else `engine`. Makes the log
+    if it is not there, unless `create` is false. The options are those of `StoreOptions`.
 
     Raises:
         InvalidUrl, UnknownModel, LogNotFound, NotALog, LogTooNew, LogFailed: nothing was opened or changed.
     """
+    model = default_model(url) if model is None else model
     found = find_model(model) if isinstance(model, str) else model
     log = open_log(url, create=create)
     try:

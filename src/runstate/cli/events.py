@@ -19,7 +19,7 @@ from runstate.errors import EventTooLarge, RunstateError, StreamNotFound
 from runstate.logs.log import AppendResult, Position, Record
 from runstate.models.model import Model
 from runstate.models.registry import find_model
-from runstate.store import Store, StoreOptions
+from runstate.store import Store, StoreOptions, default_model
 from runstate.store import open as open_store
 
 _batch_events = 1000
@@ -34,7 +34,7 @@ def append(
         Path | None,
         typer.Argument(help="A file of events, one JSON object a line. Default: standard input.", show_default=False),
     ] = None,
-    model: ModelName = "engine",
+    model: ModelName = None,
     strict_keys: Annotated[
         bool, typer.Option("--strict-keys", help="Refuse an event whose key its own fields don't give.")
     ] = False,
@@ -57,6 +57,7 @@ def append(
     persisted = 0
     with _seekable(file) as lines:
         # Checked in a store of no consequence, so that bad input does not even leave an empty log behind.
+        model = model or default_model(url)
         with open_store("memory:", model, **options) as checker:
             count = _check_all(checker, lines, event_bytes_max)
         lines.seek(0)
@@ -74,7 +75,7 @@ def fetch(
     stream: Stream,
     after: Annotated[int, typer.Option("--after", min=0, help="Only events with a higher seq.")] = 0,
     limit: Limit = 1000,
-    model: ModelName = "engine",
+    model: ModelName = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the events of one stream in order: their own lines, or with --json the whole records."""
@@ -94,7 +95,7 @@ def tail(
     after: Annotated[str | None, typer.Option("--after", help="Go on after this position.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until interrupted.")] = False,
     limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Stop after this many events.")] = None,
-    model: ModelName = "engine",
+    model: ModelName = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the feed: the events of all streams, in the order in which they were committed."""
@@ -124,12 +125,12 @@ def tail(
 
 def validate(
     file: Annotated[Path, typer.Argument(help="A file of events, one a line; - for standard input.")],
-    model: ModelName = "engine",
+    model: ModelName = None,
     event_bytes_max: BytesMax = bytes_max_default,
     as_json: AsJson = False,
 ) -> None:
     """Check every line against its schema, and its key against its fields. Exit code 1 when one is wrong."""
-    found = find_model(model)
+    found = find_model(model or "engine")
     good = bad = 0
     with _opened(file) as lines:
         for number, line in progress(numbered_lines(lines, event_bytes_max), "checking"):

@@ -9,17 +9,18 @@ from typing import Annotated
 import msgspec
 import typer
 
-from runstate.cli import demo, events, integrity, states
+from runstate.cli import demo, events, integrity, runs, states
 from runstate.cli.output import silence_stdout, words
 from runstate.errors import BlobNotFound, LogDamaged, LogNotFound, RunstateError, StreamNotFound
+from runstate.runtimes.orchestrator import RunCancelled, RunFailed
 
 exit_damage, exit_usage, exit_not_found, exit_busy = 1, 2, 3, 4
 
 app = typer.Typer(
     name="runstate",
     help="A durable, event-sourced state store for things that run.",
-    epilog="URLs: sqlite:PATH, memory:. Exit codes: 0 fine, 1 damage or difference found, 2 bad usage or input, "
-    "3 not found, 4 busy: try again.",
+    epilog="URLs: sqlite:PATH, ndjson:DIR, memory:. Exit codes: 0 fine, 1 damage or difference found, or a run that "
+    "failed, 2 bad usage or input, 3 not found, 4 busy: try again.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -50,6 +51,9 @@ app.command("snapshot")(states.snapshot)
 app.command("diff")(states.diff)
 app.command("replay")(states.replay)
 app.command("verify")(integrity.verify)
+app.command("run")(runs.run)
+app.command("resume")(runs.resume)
+app.command("status")(runs.status)
 app.command("demo")(demo.demo)
 
 
@@ -75,6 +79,6 @@ def main() -> None:
 def _exit_code(error: RunstateError) -> int:
     if isinstance(error, StreamNotFound | BlobNotFound | LogNotFound):
         return exit_not_found
-    if isinstance(error, LogDamaged):
+    if isinstance(error, LogDamaged | RunFailed | RunCancelled):
         return exit_damage
     return exit_busy if error.retryable else exit_usage

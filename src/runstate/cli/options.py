@@ -7,17 +7,19 @@ from typing import Annotated, Any
 import typer
 
 from runstate.models.registry import installed_models
-from runstate.store import Store, event_bytes_default
+from runstate.store import Store, default_model, event_bytes_default
 from runstate.store import open as open_store
 
-Url = Annotated[str, typer.Argument(help="Where the log is: sqlite:PATH.", show_default=False)]
+Url = Annotated[str, typer.Argument(help="Where the log is: sqlite:PATH, ndjson:DIR.", show_default=False)]
 Stream = Annotated[str, typer.Argument(help="The stream: a run's id.", show_default=False)]
 ModelName = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--model",
         "-m",
-        help="What the events mean: an installed model, or one of your own as FILE.py:CLASS.",
+        help="What the events mean: an installed model, or one of your own as FILE.py:CLASS. "
+        "Default: the one that goes with the log.",
+        show_default=False,
         autocompletion=installed_models,
     ),
 ]
@@ -27,6 +29,6 @@ BytesMax = Annotated[int, typer.Option("--event-bytes-max", min=1, help="Refuse 
 bytes_max_default = event_bytes_default
 
 
-def existing(url: str, model: str) -> Store[Any, Any, Any]:
+def existing(url: str, model: str | None) -> Store[Any, Any, Any]:
     """A store for reading: a log that is not there is an error, not a new file."""
-    return open_store(url, model, create=False)
+    return open_store(url, model or default_model(url), create=False)

@@ -19,7 +19,7 @@ def streams(
     url: Url,
     after: Annotated[str, typer.Option("--after", help="Only streams with a higher id.")] = "",
     limit: Limit = 1000,
-    model: ModelName = "engine",
+    model: ModelName = None,
     as_json: AsJson = False,
 ) -> None:
     """List the streams: their status as last kept, how many events, and when."""
@@ -44,7 +44,7 @@ def snapshot(
     at_time: Annotated[
         str | None, typer.Option("--at-time", help="The state at this time: 2026-11-15T09:30:00Z.")
     ] = None,
-    model: ModelName = "engine",
+    model: ModelName = None,
     as_json: AsJson = False,
 ) -> None:
     """Print a stream's state: as kept with the last append, folded afresh, or as it was. --json: its exact bytes."""
@@ -69,7 +69,7 @@ def diff(
     stream: Stream,
     from_seq: Annotated[int, typer.Option("--from", min=0, help="The earlier place.", show_default=False)],
     to_seq: Annotated[int, typer.Option("--to", min=0, help="The later place.", show_default=False)],
-    model: ModelName = "engine",
+    model: ModelName = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what changed in a stream's state between two places in it."""
@@ -88,7 +88,7 @@ def replay(
     url: Url,
     stream: Annotated[str | None, typer.Argument(help="One stream; default: all.", show_default=False)] = None,
     check: Annotated[bool, typer.Option("--check", help="Change nothing; compare with what is kept.")] = False,
-    model: ModelName = "engine",
+    model: ModelName = None,
     as_json: AsJson = False,
 ) -> None:
     """Rebuild snapshots from the log; with --check compare them byte for byte. Exit code 1 when one differs."""

@@ -51,7 +51,11 @@ call = {"model": "m-1", "tokens": {"input": 12, "output": 3}, "cost": 0.01, "lat
         ("SECTION_STATE_CHANGED", {"section": "s", "new_state": "B"}, {"kind": "node", "node": "s", "state": "B"}),
         ("WORK_ITEM_QUEUED", queued, {"kind": "work_item", "status": "queued", **queued}),
         ("WORK_ITEM_STARTED", item_id, {"kind": "work_item", "status": "running", **item_id}),
-        ("WORK_ITEM_FINISHED", item_id | {"status": "finished"}, {"kind": "work_item", "status": "finished", **item_id}),
+        (
+            "WORK_ITEM_FINISHED",
+            item_id | {"status": "finished"},
+            {"kind": "work_item", "status": "finished", **item_id},
+        ),
         (
             "WORK_ITEM_FINISHED",
             item_id | {"status": "failed", "error": ["x"]},

@@ -165,6 +165,11 @@ def envelope_of(line: bytes) -> Envelope:
     return Envelope(bare.event_id, "", bare.ts)
 
 
+def body_of(line: bytes) -> bytes:
+    """The model's line in a line that was checked before."""
+    return line.partition(b',"event":')[2][:-1] if line.startswith(b'{"seq":') else line
+
+
 def looks_whole(line: bytes) -> bool:
     """Whether a line is one that somebody has written whole, at whatever place it stands."""
     try:

@@ -15,7 +15,7 @@ from runstate.errors import LogDamaged
 from runstate.logs.disk import Disk, File
 from runstate.logs.log import Finding, Record, StreamInfo
 from runstate.logs.ndjson.files import RunFiles
-from runstate.logs.ndjson.lines import Damage, check_line, envelope_of, looks_whole, openings, read_line
+from runstate.logs.ndjson.lines import Damage, body_of, check_line, envelope_of, looks_whole, openings, read_line
 from runstate.logs.ndjson.sealed import unsealed
 
 chunk_bytes = 1 << 20
@@ -140,7 +140,10 @@ class View:
 
     def info(self) -> StreamInfo | None:
         """How far the intact part of the stream goes; None where there is nothing."""
-        first = next(View(self.stream, self.file, self.end).records(0, 1, strict=False), None)
+        try:
+            first = next(View(self.stream, self.file, self.end).records(0, 1), None)
+        except LogDamaged:
+            return StreamInfo(self.stream, "", 0, 0, "", "")
         if first is None:
             return None
         seq, offset, previous = self._start(1 << 63)
@@ -175,19 +178,23 @@ class View:
         if (best := self._best(after_seq)) is None:
             return 0, 0, None
         mark, line = best
-        return mark.seq, mark.offset, line.partition(b',"event":')[2][:-1] if line.startswith(b'{"seq":') else line
+        return mark.seq, mark.offset, body_of(line)
 
     def _stop(self, damage: Damage, seq: int, offset: int, previous: bytes | None) -> None:
         if not is_torn(self.stream, self.file, seq, offset, self.end, previous):
-            raise LogDamaged(
-                f"{damage} (run {self.stream!r}, line {seq}, byte {offset}). {seq - 1} events before it are intact; "
-                "'runstate repair' keeps the damaged bytes and goes on from there",
-                stream=self.stream,
-                seq=seq,
-                offset=offset,
-                intact=seq - 1,
-                reason=damage.code,
-            )
+            raise damaged(self.stream, damage, seq, offset)
+
+
+def damaged(stream: str, damage: Damage, seq: int, offset: int) -> LogDamaged:
+    return LogDamaged(
+        f"{damage} (run {stream!r}, line {seq}, byte {offset}). {seq - 1} events before it are intact; "
+        "'runstate repair' keeps the damaged bytes and goes on from there",
+        stream=stream,
+        seq=seq,
+        offset=offset,
+        intact=seq - 1,
+        reason=damage.code,
+    )
 
 
 def is_torn(stream: str, file: File, seq: int, offset: int, end: int, previous: bytes | None) -> bool:
@@ -210,6 +217,8 @@ def salvage(stream: str, seq: int, remnant: bytes, previous: bytes | None) -> by
     """A whole line in what a crash has left: one that lacks only its newline, or is welded to the stub of another."""
     starts = sorted({0} | {start for opening in openings if (start := remnant.rfind(opening)) > 0})
     for candidate in [remnant[start:stop] for start in starts for stop in (None, -1)]:
+        if b"\n" in candidate:
+            continue
         try:
             read_line(stream, seq, candidate, previous)
         except Damage:

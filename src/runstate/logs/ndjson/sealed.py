@@ -17,7 +17,7 @@ def sealed(value: msgspec.Struct) -> bytes:
 
 def unsealed(data: bytes, kind: type[T]) -> T | None:
     """What was sealed, or None: torn, changed, or written by another version."""
-    content = data[29:-2]
+    content = data[28:-2]
     if data != b'{"crc":"%08x","content":%b}\n' % (crc32(content), content):
         return None
     try:

@@ -200,7 +200,7 @@ def _check_artifacts(graph: Graph) -> None:
         available = set(written)
         for worker in node.all_workers():
             for name in worker.inputs:
-                if name not in available:
+                if name not in available and not matching_sources(graph, name):
                     raise InvalidGraph(f"Nobody writes {name!r} before {worker.name!r} in {node.name!r} reads it")
         for output in node.loop.fix.outputs if node.loop else ():
             if output.name not in available:
@@ -241,6 +241,12 @@ def ordered_workers(node: Node) -> list[Worker]:
 def scoped(name: str, scope_key: str) -> str:
     """The name of an artifact within one scope."""
     return name.replace("{scope}", scope_key)
+
+
+def matching_sources(graph: Graph, name: str) -> list[str]:
+    """The sources that an input with `{scope}` in its name stands for."""
+    pattern = re.compile(re.escape(name).replace(r"\{scope\}", "[^/]+"))
+    return sorted(source for source in graph.sources if "{scope}" in name and pattern.fullmatch(source))
 
 
 def check_scopes(worker: Worker, keys: Iterable[Any]) -> list[str]:

@@ -36,7 +36,7 @@ class RunExists(RunstateError):
 
 
 class Orchestrator:
-    """One run of a graph. `directory` is the run's own: its artifacts are in it. `place` is where the graph was found."""
+    """One run of a graph. `directory` is the run's own, with its artifacts; `place` is where the graph was found."""
 
     def __init__(
         self,

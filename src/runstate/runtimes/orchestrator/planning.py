@@ -21,6 +21,7 @@ from runstate.runtimes.orchestrator.graph import (
     Node,
     Worker,
     check_scopes,
+    matching_sources,
     no_scope,
     ordered_workers,
     scoped,
@@ -85,8 +86,10 @@ class Planner:
         for name in worker.inputs:
             if "{scope}" not in name or worker.scopes is not None:
                 names.append(scoped(name, key))
-            else:
+            elif name in self._makers:
                 names += [scoped(name, each) for each in self._keys(self._makers[name])]
+            else:
+                names += matching_sources(self._graph, name)
         return names
 
     def is_done(self, node: Node, state: RunDirectory) -> bool:

@@ -53,6 +53,7 @@ class Outbox:
         self._sender: Lock | None = None
         self._offset = 0
         self._ahead = b""  # What was read from `_offset` on.
+        self._named: set[PurePath] = set()
         self._troubled = False
 
     def append(self, lines: Sequence[bytes]) -> int:
@@ -149,11 +150,14 @@ class Outbox:
 
     @contextmanager
     def _opened(self, path: PurePath) -> Iterator[File]:
-        is_new = not self._disk.exists(path)
+        # Each process makes the names durable for itself: whoever made them may have died before doing so.
+        is_named = path in self._named and self._disk.exists(path)
         with self._disk.open(path, create=True) as file:
             yield file
-        if is_new:
+        if not is_named:
             self._disk.sync_directory(path.parent)
+            self._disk.sync_directory(path.parent.parent)
+            self._named.add(path)
 
     @contextmanager
     def _changing(self) -> Iterator[None]:

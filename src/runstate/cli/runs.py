@@ -1,0 +1,198 @@
+"""run, resume, status: orchestrated runs in run directories."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.live import Live
+from rich.text import Text
+
+from runstate.cli.options import AsJson
+from runstate.cli.output import words, write_json, write_table
+from runstate.errors import LogNotFound, StreamNotFound
+from runstate.models.rundir import RUNDIR, RunDirectory, RunEvent
+from runstate.runtimes.orchestrator import Orchestrator, load_graph
+from runstate.runtimes.orchestrator.context import Progress
+from runstate.runtimes.orchestrator.pool import ProcessPool
+from runstate.runtimes.orchestrator.trail import RunStore
+from runstate.runtimes.telemetry import OtelTelemetry, Telemetry
+from runstate.runtimes.telemetry import from_url as telemetry_from_url
+from runstate.store import open as open_store
+
+_terminal = ("COMPLETED", "FAILED", "CANCELLED")
+
+RunsDirectory = Annotated[Path, typer.Option("--runs", help="The directory of the run directories.")]
+RunName = Annotated[str, typer.Argument(help="The run: its id, or the path of its directory.", show_default=False)]
+TelemetryUrls = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--telemetry", help="Also tell an HTTP endpoint (http://…) or OpenTelemetry (otel:). May be repeated."
+    ),
+]
+Place = Annotated[str, typer.Argument(help="The application's graph: FILE.py:NAME.", show_default=False)]
+
+
+def run(
+    place: Place,
+    runs: RunsDirectory = Path("runs"),
+    run_id: Annotated[str | None, typer.Option("--id", help="The id of the new run. Default: made up.")] = None,
+    parameter: Annotated[
+        list[str] | None, typer.Option("--param", "-p", help="A parameter, as NAME=VALUE; VALUE may be JSON.")
+    ] = None,
+    telemetry: TelemetryUrls = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start a run of an application's graph, and bring it to its end. Interrupted, it is cancelled in good order."""
+    run_id = run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    parameters = dict(_parameter(each) for each in parameter or [])
+    with ExitStack() as stack:
+        orchestrator = _orchestrator(stack, place, runs, run_id, telemetry)
+        words.print(f"run {run_id}", highlight=False)
+        _report(orchestrator.start(parameters), as_json)
+
+
+def resume(
+    run_name: RunName,
+    runs: RunsDirectory = Path("runs"),
+    app: Annotated[str | None, typer.Option("--app", help="The graph, if it has moved: FILE.py:NAME.")] = None,
+    force: Annotated[list[str] | None, typer.Option("--force", help="Do this node again. May be repeated.")] = None,
+    telemetry: TelemetryUrls = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a run: what is finished and up to date is not done again."""
+    runs, run_id = _found(run_name, runs)
+    if app is None:
+        with _store(runs, create=False) as store:
+            if store.log.stream(run_id) is None:
+                raise StreamNotFound(f"There is no run {run_id!r} in {runs}", stream=run_id)
+            created = store.fetch_events(run_id, limit=1)[0]
+        app = str(created.payload.get("config", {}).get("place", ""))
+    with ExitStack() as stack:
+        _report(_orchestrator(stack, app, runs, run_id, telemetry).resume(force=set(force or [])), as_json)
+
+
+def status(
+    run_name: RunName,
+    runs: RunsDirectory = Path("runs"),
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it anew until the run has ended.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show a run: its state, work items, artifacts and issues."""
+    runs, run_id = _found(run_name, runs)
+    with _store(runs, create=False) as store:
+        while True:
+            if store.log.stream(run_id) is None:
+                raise StreamNotFound(f"There is no run {run_id!r} in {runs}", stream=run_id)
+            state = store.current_state(run_id)
+            if watch and sys.stdout.isatty():
+                sys.stdout.write("\x1b[2J\x1b[H")
+            _report(state, as_json)
+            if not watch or state.run_state in _terminal:
+                return
+            sys.stdout.flush()
+            time.sleep(1.0)
+
+
+def _orchestrator(
+    stack: ExitStack, place: str, runs: Path, run_id: str, telemetry_urls: list[str] | None
+) -> Orchestrator:
+    graph = load_graph(place)
+    store = stack.enter_context(_store(runs, create=True))
+    pool = ProcessPool(place)
+    stack.callback(pool.close)
+    listeners: list[Telemetry] = []
+    for url in telemetry_urls or []:
+        # One outbox for all runs of a directory: what could not be delivered is sent along with a later run.
+        listener = telemetry_from_url(url, outbox=runs / ".telemetry.outbox")
+        stack.callback(listener.close)
+        if isinstance(listener, OtelTelemetry):
+            listener.recall(_all_events(store, run_id))
+        listeners.append(listener)
+    orchestrator = Orchestrator(
+        graph,
+        store,
+        pool,
+        run_id,
+        runs / run_id,
+        telemetry=list(listeners),
+        progress=_progress(stack),
+        place=place,
+    )
+    previous = signal.signal(signal.SIGINT, lambda *_: orchestrator.cancelled.set())
+    stack.callback(signal.signal, signal.SIGINT, previous)
+    return orchestrator
+
+
+def _store(runs: Path, *, create: bool) -> RunStore:
+    return open_store(f"ndjson:{runs}", RUNDIR, create=create)
+
+
+def _all_events(store: RunStore, run_id: str) -> Iterator[RunEvent]:
+    after = 0
+    while page := store.log.read(run_id, after_seq=after):
+        yield from (store.model.decode(record.body) for record in page)
+        after = page[-1].seq
+
+
+def _found(run_name: str, runs: Path) -> tuple[Path, str]:
+    """A run given by its id, or by the path of its directory."""
+    path = Path(run_name)
+    if "/" in run_name and path.is_dir():
+        return path.parent, path.name
+    if "/" in run_name:
+        raise LogNotFound(f"There is no run directory {run_name}")
+    return runs, run_name
+
+
+def _parameter(given: str) -> tuple[str, Any]:
+    name, equals, value = given.partition("=")
+    if not equals or not name:
+        raise typer.BadParameter(f"{given!r} is no parameter: write NAME=VALUE")
+    try:
+        return name, msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return name, value
+
+
+def _progress(stack: ExitStack) -> Progress | None:
+    """One line that says how far the run is; none off a terminal."""
+    if not words.is_terminal:
+        return None
+    live = stack.enter_context(Live(console=words, transient=True, refresh_per_second=8))
+
+    def show(state: RunDirectory) -> None:
+        counts = Counter(item.status for item in state.work_items)
+        done = counts["finished"] + counts["skipped"]
+        running = ", ".join(f"{i.worker} {i.scope_key}" for i in state.work_items if i.status == "running")
+        live.update(Text(f"{state.run_state}  {done}/{len(state.work_items)} done  {running}"[: words.width - 1]))
+
+    return show
+
+
+def _report(state: RunDirectory, as_json: bool) -> None:
+    if as_json:
+        write_json(msgspec.to_builtins(state))
+        return
+    words.print(f"run {state.run_id}: {state.run_state}", highlight=False)
+    write_table(
+        ("work item", "status", "attempt", "started", "finished"),
+        ((f"{i.worker} {i.scope_key}", i.status, i.attempt, i.started_at, i.finished_at) for i in state.work_items),
+    )
+    artifacts = sorted(state.artifacts_index.items())
+    write_table(
+        ("artifact", "sha256", "written by", ""),
+        ((n, a.sha256[:12], a.writer_worker or "", "stale" if a.stale else "") for n, a in artifacts),
+    )
+    if state.issues:
+        columns = ("issue", "severity", "status", "message")
+        write_table(columns, ((i.issue_id, i.severity, i.status, i.message) for i in state.issues))

@@ -1,0 +1,107 @@
+"""`index.json`: what lets a run be opened without reading it from its beginning, and what snapshots there are.
+
+It can be thrown away. Every mark in it is checked against the file before it is used, so an index that was left
+behind by a crash, a repair or a restored backup costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+from pathlib import PurePath
+
+import msgspec
+
+from runstate.logs.disk import Disk, write_new
+from runstate.logs.log import StoredSnapshot
+from runstate.logs.ndjson.files import RunFiles
+from runstate.logs.ndjson.reading import Mark, View
+from runstate.logs.ndjson.sealed import sealed, unsealed
+from runstate.models.canonical import digest
+
+format_version = 1
+_tries = 4
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A snapshot that is, or was until just now, in its file."""
+
+    version: int
+    seq: int
+    digest: str
+    mark: Mark | None
+
+
+class Index(msgspec.Struct):
+    end: Mark | None = None
+    """The end of the file when this was written."""
+    crc: int = 0
+    """CRC-32 over the file up to there. It covers what the hash chain does not: trace ids and the like."""
+    snapshots: dict[str, list[Entry]] = {}
+    """Of each model the newest, and the one before it, which a crash may have left in the file."""
+    format: int = format_version
+
+    def marks(self) -> list[Mark]:
+        found = [entry.mark for entries in self.snapshots.values() for entry in entries if entry.mark is not None]
+        return found if self.end is None else [*found, self.end]
+
+
+def read_index(disk: Disk, files: RunFiles) -> Index:
+    """The index, or an empty one."""
+    try:
+        found = unsealed(disk.read(files.index), Index)
+    except OSError:
+        found = None
+    return found if found is not None and found.format == format_version else Index()
+
+
+def write_index(disk: Disk, files: RunFiles, index: Index) -> None:
+    """Replace the index, without a flush of its own: it may be lost, and half of it is never believed."""
+    temp = disk.temp_name(files.index)
+    try:
+        with closing(disk.create(temp)) as file:
+            file.append(sealed(index))
+        disk.rename(temp, files.index)
+    except BaseException:
+        with suppress(OSError):
+            disk.remove(temp)
+        raise
+
+
+def find_snapshot(disk: Disk, files: RunFiles, view: View, model: str) -> StoredSnapshot | None:
+    """The snapshot in a model's file, if this log has put it there and its events still are in the log."""
+    for _ in range(_tries):
+        entries = read_index(disk, files).snapshots.get(model, [])
+        try:
+            body = disk.read(files.snapshot(model)) if entries else b""
+        except FileNotFoundError:
+            return None
+        found = digest(body) if entries else ""
+        for entry in entries:
+            if entry.digest == found:
+                if entry.mark is not None and entry.mark.line_in(view.file, view.end) is None:
+                    return None
+                return StoredSnapshot(model, entry.version, entry.seq, entry.digest, body)
+        if not entries or read_index(disk, files).snapshots.get(model, []) == entries:
+            return None
+        # A writer has replaced the file between our two looks.
+    return None
+
+
+def put_snapshot(disk: Disk, files: RunFiles, index: Index, snapshot: StoredSnapshot) -> None:
+    """Put a snapshot into its file: after a crash there is the old one, the new one, or none that is believed."""
+    path = files.snapshot(snapshot.model)
+    temp = disk.temp_name(path)
+    write_new(disk, temp, snapshot.body)
+    try:
+        # The index first: it knows the old snapshot and the new one, the old index only the old one.
+        write_index(disk, files, index)
+        disk.rename(temp, path)
+    except BaseException:
+        _remove(disk, temp)
+        raise
+    disk.sync_directory(files.home)
+
+
+def _remove(disk: Disk, path: PurePath) -> None:
+    with suppress(OSError):
+        disk.remove(path)

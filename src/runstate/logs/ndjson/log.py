@@ -1,0 +1,381 @@
+"""The port over a directory of run directories: one file of lines per run, one writer per run, readers never blocked.
+
+The append authority is the run's kernel lock. Files are reached through `Disk` alone. There is no order across runs,
+so there is no feed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path, PurePath
+from threading import Lock
+from typing import Self
+
+from runstate.errors import InvalidUrl, LogClosed, LogNotFound, NotALog, StreamNotFound
+from runstate.logs.disk import TEMP_SUFFIX, Disk, RealDisk
+from runstate.logs.log import (
+    AppendResult,
+    BlobRef,
+    Capability,
+    FeedPage,
+    Finding,
+    Position,
+    Record,
+    StoredSnapshot,
+    StreamInfo,
+    check_limit,
+    refuse,
+)
+from runstate.logs.ndjson.blobs import Blobs
+from runstate.logs.ndjson.files import RunFiles, is_stream, remove_tree, run_files, streams_among, translate
+from runstate.logs.ndjson.index import find_snapshot, read_index
+from runstate.logs.ndjson.reading import Mark, View, extent
+from runstate.logs.ndjson.recovery import repair
+from runstate.logs.ndjson.run import Gone, Job, Run
+from runstate.logs.ndjson.verify import verify_run
+from runstate.models.model import Draft, check_stream
+
+writers_max = 128
+"""Runs that are open for writing at once; beyond it, the one that was used longest ago is let go of."""
+_marks_max = 4
+_marked_streams_max = 1024
+_tombstone = ".deleted"
+_seq_max = 2**63 - 1
+
+
+def open_url(url: str, *, create: bool = True) -> NdjsonLog:
+    """`ndjson:DIR`."""
+    path = url.removeprefix("ndjson:")
+    if path.startswith("//"):
+        path = path.removeprefix("//")
+    if not path or "\0" in path:
+        raise InvalidUrl(f"{url[:80]!r} names no directory: write ndjson:DIR")
+    return NdjsonLog(Path(path), create=create)
+
+
+class NdjsonLog:
+    """A directory of run directories. Threads may share it; another process may write to other runs."""
+
+    capabilities = frozenset(
+        {Capability.DURABLE, Capability.SNAPSHOTS, Capability.BLOBS, Capability.DELETE, Capability.REPAIR}
+    )
+
+    def __init__(self, root: PurePath, *, create: bool = True, disk: Disk | None = None) -> None:
+        """Open a directory, and make it if it is not there.
+
+        Raises:
+            LogNotFound: it is not there, and `create` is false.
+            NotALog: a file is there.
+            LogFailed: it cannot be made: no such directory above it, no permission.
+        """
+        self.root = root
+        self.recoveries: list[Finding] = []
+        """What opening runs for writing has cut off: one warning for each torn tail."""
+        self._disk: Disk = disk or RealDisk()
+        self._blobs = Blobs(self._disk, root)
+        self._runs: OrderedDict[str, Run] = OrderedDict()
+        self._marks: OrderedDict[str, list[Mark]] = OrderedDict()
+        self._gate = Lock()
+        self._pid = os.getpid()
+        self._closed = self._swept = False
+        self._prepare(create)
+
+    # --- events --------------------------------------------------------------------------------------------
+
+    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
+        check_stream(stream)
+        self._check_open()
+        while drafts:
+            job = Job(drafts, expected_seq)
+            with self._writing(stream) as run, suppress(Gone):
+                run.append(job)
+                return job.result
+        return []
+
+    def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
+        check_stream(stream)
+        check_limit(limit)
+        after = max(0, min(after_seq, _seq_max))
+        with self._view(stream, after) as view:
+            return [] if view is None else list(view.records(after, limit))
+
+    def lines(self, stream: str, *, after_seq: int = 0, until_seq: int | None = None) -> Iterator[bytes]:
+        check_stream(stream)
+        after = max(0, min(after_seq, _seq_max))
+        with self._view(stream, after) as view:
+            if view is not None:
+                yield from view.bodies(after, until_seq)
+
+    def find(self, stream: str, key: str) -> Record | None:
+        check_stream(stream)
+        held = None if (run := self._runs.get(stream)) is None else run.held
+        if held is not None:
+            seq = held.keys.get(key)
+            found = [] if seq is None else self.read(stream, after_seq=seq - 1, limit=1)
+            return found[0] if found else None
+        with self._view(stream) as view:
+            records = iter(()) if view is None else view.records(0)
+            return next((record for record in records if record.key == key), None)
+
+    def feed(self, *, after: Position | None = None, limit: int = 1000) -> FeedPage:
+        raise refuse(Capability.FEED, "ndjson")
+
+    def streams(self, *, after: str = "", limit: int = 1000) -> list[StreamInfo]:
+        check_limit(limit)
+        self._check_open()
+        found: list[StreamInfo] = []
+        for stream in self._names(after):
+            if len(found) >= limit:
+                break
+            if is_stream(stream) and (info := self.stream(stream)) is not None:
+                found.append(info)
+        return found
+
+    def stream(self, stream: str) -> StreamInfo | None:
+        check_stream(stream)
+        held = None if (run := self._runs.get(stream)) is None else run.held
+        if held is not None:
+            self._check_open()
+            return held.info(stream)
+        with self._view(stream, _seq_max) as view:
+            return None if view is None else view.info()
+
+    # --- snapshots -----------------------------------------------------------------------------------------
+
+    def load_snapshot(self, stream: str, model: str) -> StoredSnapshot | None:
+        check_stream(stream)
+        with self._view(stream) as view:
+            return None if view is None else find_snapshot(self._disk, self._files(stream), view, model)
+
+    def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
+        check_stream(stream)
+        self._check_exists(stream)
+        with self._turn(stream) as run, self._view(stream, snapshot.seq) as view:
+            if view is None:
+                raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+            kept = find_snapshot(self._disk, run.files, view, snapshot.model)
+            if kept is not None and kept.version == snapshot.version and kept.seq > snapshot.seq:
+                return
+            mark = view.mark_at(snapshot.seq) if run.held is None else run.held.mark(snapshot.seq, view.file)
+            run.save_snapshot(snapshot, mark, kept)
+
+    # --- the whole stream ----------------------------------------------------------------------------------
+
+    def delete_stream(self, stream: str) -> None:
+        check_stream(stream)
+        self._check_exists(stream)
+        self._sweep()
+        tombstone = self._disk.temp_name(self.root / _tombstone)
+        with self._turn(stream) as run:
+            if not self._disk.exists(run.files.events):
+                raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+            run.forget()
+            self._disk.rename(run.files.home, tombstone)
+            self._disk.sync_directory(self.root)
+            with suppress(OSError):  # What cannot be removed now is swept up by a later deletion.
+                remove_tree(self._disk, tombstone)
+            # Whoever has opened the lock's file meanwhile finds it unlinked, and tries again with a new one.
+            with suppress(OSError):
+                self._disk.remove(run.files.lock)
+            run.close()
+            with self._gate:
+                del self._runs[stream]
+                self._marks.pop(stream, None)
+
+    def verify(self, stream: str | None = None) -> Iterator[Finding]:
+        if stream is not None:
+            check_stream(stream)
+        self._check_open()
+        for name in self._names("") if stream is None else [stream]:
+            if not is_stream(name):
+                continue
+            with self._view(name) as view:
+                if view is not None:
+                    yield from verify_run(self._disk, self._files(name), view)
+        if stream is None:
+            with _translated():
+                yield from self._blobs.verify()
+
+    def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
+        check_stream(stream)
+        self._check_exists(stream)
+        if dry_run:
+            with _translated():
+                return repair(self._disk, self._files(stream), self.recoveries, dry_run=True)
+        with self._turn(stream) as run:
+            run.forget()
+            with self._gate:
+                self._marks.pop(stream, None)
+            return repair(self._disk, run.files, self.recoveries, dry_run=False)
+
+    # --- blobs ---------------------------------------------------------------------------------------------
+
+    def put_blob(self, data: bytes) -> BlobRef:
+        self._check_open()
+        with _translated():
+            return self._blobs.put(bytes(data))
+
+    def get_blob(self, ref: BlobRef) -> bytes:
+        self._check_open()
+        with _translated():
+            return self._blobs.get(ref)
+
+    # --- open and closed -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        self._closed = True
+        if os.getpid() != self._pid:
+            return
+        with self._gate:
+            runs, self._runs = list(self._runs.values()), OrderedDict()
+        for run in runs:
+            with run.turn:
+                run.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _prepare(self, create: bool) -> None:
+        try:
+            # Opened to be written to, a directory refuses, a file does not: the cheapest way to tell them apart.
+            self._disk.open(self.root).close()
+        except IsADirectoryError:
+            return
+        except FileNotFoundError:
+            if not create:
+                raise LogNotFound(f"There is no directory {self.root}", path=str(self.root)) from None
+        except NotADirectoryError as error:
+            raise NotALog(f"{self.root} lies below a file, not in a directory") from error
+        except OSError as error:
+            raise translate(error) from error
+        else:
+            raise NotALog(f"{self.root} is a file, not a directory of runs; it was left untouched")
+        with _translated():
+            with suppress(FileExistsError):
+                self._disk.make_directory(self.root)
+            self._disk.sync_directory(self.root.parent)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LogClosed()
+        if os.getpid() != self._pid:
+            raise LogClosed("This process was forked from the one that opened the log; open it again here")
+
+    def _check_exists(self, stream: str) -> None:
+        if self.stream(stream) is None:
+            raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+
+    # --- how -----------------------------------------------------------------------------------------------
+
+    def _files(self, stream: str) -> RunFiles:
+        return run_files(self.root, stream)
+
+    def _names(self, after: str) -> list[str]:
+        with _translated():
+            return streams_among(self._disk.names(self.root), after)
+
+    @contextmanager
+    def _view(self, stream: str, after_seq: int = 0) -> Iterator[View | None]:
+        """A run's file to read from, with marks to begin near what is after a seq; None where there is none."""
+        self._check_open()
+        files = self._files(stream)
+        held = None if (run := self._runs.get(stream)) is None else run.held
+        with _translated():
+            try:
+                file = self._disk.open(files.events, read_only=True)
+            except (FileNotFoundError, NotADirectoryError):
+                yield None
+                return
+            with closing(file):
+                if held is not None:
+                    mark = held.mark(min(after_seq, held.seq), file)
+                    yield View(stream, file, held.end, [] if mark is None else [mark])
+                    return
+                marks = list(self._marks.get(stream, ())) if after_seq else []
+                if after_seq and all(mark.seq != after_seq for mark in marks):
+                    marks += read_index(self._disk, files).marks()
+                view = View(stream, file, extent(self._disk, files, file), marks)
+                yield view
+                self._remember(stream, view.last)
+
+    def _remember(self, stream: str, mark: Mark | None) -> None:
+        if mark is None:
+            return
+        with self._gate:
+            self._marks[stream] = [mark, *self._marks.pop(stream, ())][:_marks_max]
+            if len(self._marks) > _marked_streams_max:
+                self._marks.popitem(last=False)
+
+    @contextmanager
+    def _writing(self, stream: str) -> Iterator[Run]:
+        """A run whose lock this process holds, for as long as the block runs and perhaps longer.
+
+        Raises:
+            LogBusy: another process, or another handle, holds it.
+        """
+        with _translated():
+            with self._gate:
+                self._check_open()
+                run = self._runs.get(stream) or self._lock_run(stream)
+                self._runs[stream] = run
+                self._runs.move_to_end(stream)
+                run.users += 1
+            try:
+                yield run
+            finally:
+                with self._gate:
+                    run.users -= 1
+                    self._let_go(run)
+
+    @contextmanager
+    def _turn(self, stream: str) -> Iterator[Run]:
+        """Like `_writing`, and nobody else changes the run meanwhile."""
+        while True:
+            with self._writing(stream) as run, run.turn:
+                if not run.closed:  # Else it was deleted while we waited.
+                    yield run
+                    return
+
+    def _lock_run(self, stream: str) -> Run:
+        files = self._files(stream)
+        try:
+            lock = self._disk.lock(files.lock)
+        except FileNotFoundError:
+            with suppress(FileExistsError):
+                self._disk.make_directory(files.lock.parent)
+            lock = self._disk.lock(files.lock)
+        return Run(self._disk, files, lock, self.recoveries)
+
+    def _let_go(self, run: Run) -> None:
+        """Close a run that could not be opened, so that somebody else can repair it, and those beyond the bound."""
+        idle = [run] if run.held is None and not run.users else []
+        if len(self._runs) > writers_max:
+            idle += [other for other in self._runs.values() if not other.users][:1]
+        for other in idle:
+            if self._runs.get(other.files.stream) is other:
+                del self._runs[other.files.stream]
+            other.close()
+
+    def _sweep(self) -> None:
+        """Finish, once, what deletions of processes that were killed have left."""
+        if self._swept:
+            return
+        self._swept = True
+        with _translated():
+            for name in self._disk.names(self.root):
+                if name.startswith(_tombstone) and name.endswith(TEMP_SUFFIX):
+                    remove_tree(self._disk, self.root / name)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise translate(error) from error

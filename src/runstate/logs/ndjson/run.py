@@ -1,0 +1,305 @@
+"""One run that this process writes to: its lock, its group commits, its snapshots.
+
+Callers put their appends in line; whoever gets the turn writes all that wait in one write and flushes once. There
+is no thread of the log's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from threading import Lock
+
+from runstate.errors import AppendOutcomeUnknown, LogFailed, RunstateError
+from runstate.logs import disk as files_door
+from runstate.logs.disk import Disk, File
+from runstate.logs.log import AppendResult, Finding, Record, StoredSnapshot, check_expected, now
+from runstate.logs.ndjson.files import RunFiles, translate
+from runstate.logs.ndjson.index import Entry, Index, put_snapshot, read_index, write_index
+from runstate.logs.ndjson.lines import Damage, Envelope, body_of, read_line, write_line
+from runstate.logs.ndjson.reading import Announcement, Mark, damaged
+from runstate.logs.ndjson.recovery import Held, load
+from runstate.logs.ndjson.sealed import sealed
+from runstate.models.canonical import digest
+from runstate.models.model import Draft
+
+
+class Gone(Exception):
+    """This run was let go of meanwhile; ask the log for it again."""
+
+
+class Job:
+    """One caller's append: what it asks for, and what came of it."""
+
+    __slots__ = ("done", "drafts", "error", "expected_seq", "result")
+
+    def __init__(self, drafts: Sequence[Draft], expected_seq: int | None) -> None:
+        self.drafts, self.expected_seq = drafts, expected_seq
+        self.result: list[AppendResult] = []
+        self.error: Exception | None = None
+        self.done = False
+
+
+class _Group:
+    """Lines on their way into the file."""
+
+    def __init__(self, held: Held) -> None:
+        self.held = held
+        self.lines: list[bytes] = []
+        self.records: dict[str, Record] = {}
+        self.jobs: list[Job] = []
+        """The jobs that have a line among them."""
+        self.has_batch = False
+        self.previous = held.previous
+
+    @property
+    def seq(self) -> int:
+        return self.held.seq + len(self.lines)
+
+
+class Run:
+    """A run whose lock this process holds. `turn` is held by whoever changes it."""
+
+    def __init__(self, disk: Disk, files: RunFiles, lock: files_door.Lock, report: list[Finding]) -> None:
+        self.files, self.turn, self.users = files, Lock(), 0
+        self.held: Held | None = None
+        self._disk, self._lock, self._report = disk, lock, report
+        self._waiting: list[Job] = []
+        self._gate = Lock()
+        self._pending: File | None = None
+        self._index: Index | None = None
+        self.closed = False
+
+    # --- appending -----------------------------------------------------------------------------------------
+
+    def append(self, job: Job) -> None:
+        """Append, together with all who wait meanwhile.
+
+        Raises:
+            Gone: nothing was written; the run was closed before this append had its turn.
+            SequenceConflict, LogBusy, LogFull, LogDamaged, LogFailed: nothing was written.
+            AppendOutcomeUnknown: it may have been.
+        """
+        with self._gate:
+            self._waiting.append(job)
+        with self.turn:
+            if not job.done:
+                self._serve()
+        if job.error is not None:
+            raise job.error
+
+    def _serve(self) -> None:
+        with self._gate:
+            jobs, self._waiting = self._waiting, []
+        failure: Exception | None = AppendOutcomeUnknown("The append was interrupted; send the same keys again")
+        waiting = jobs
+        try:
+            if self.closed:
+                raise Gone
+            self.held = self.held or load(self._disk, self.files, self._report)
+            group = _Group(self.held)
+            for job in jobs:
+                self._plan(group, job)
+            waiting = group.jobs
+            failure = self._write(group) if group.lines else None
+        except (Gone, RunstateError) as error:
+            failure = error
+        except OSError as error:
+            failure = translate(error)
+        finally:
+            # Also when the caller whose turn it is was interrupted: the others must not wait for ever.
+            if failure is not None and waiting:
+                self._let_go()
+            for job in jobs:
+                if failure is not None and job in waiting:
+                    job.error = failure.again() if isinstance(failure, RunstateError) else failure
+                job.done = True
+
+    def _plan(self, group: _Group, job: Job) -> None:
+        """Write a job's new lines down in the group, or its refusal in the job."""
+        fresh: dict[str, Record] = {}
+        lines: list[bytes] = []
+        previous, persisted_at = group.previous, now()
+        try:
+            for draft in job.drafts:
+                first = fresh.get(draft.key) or group.records.get(draft.key) or self._stored(group.held, draft.key)
+                if first is not None:
+                    job.result.append(_first_result(first, draft))
+                    # A retry of what a group is about to write stands or falls with that group.
+                    if draft.key in group.records and job not in group.jobs:
+                        group.jobs.append(job)
+                    continue
+                seq = group.seq + len(lines) + 1
+                line, record = write_line(self.files.stream, seq, persisted_at, draft, previous)
+                lines.append(line)
+                fresh[draft.key], previous = record, record.body
+                job.result.append(AppendResult(draft.event_id, seq, record.persisted_at))
+            if fresh:
+                check_expected(self.files.stream, group.seq, job.expected_seq)
+        except RunstateError as error:
+            job.error = error
+            return
+        except OSError as error:
+            job.error = translate(error)
+            return
+        except Exception as error:  # noqa: BLE001 - what a draft does wrong must reach its caller, and nobody beside it
+            job.error = LogFailed(f"It cannot be written: {error!r}")
+            return
+        if fresh:
+            group.lines += lines
+            group.records |= fresh
+            group.previous = previous
+            group.has_batch |= len(lines) > 1
+            if job not in group.jobs:
+                group.jobs.append(job)
+
+    def _stored(self, held: Held, key: str) -> Record | None:
+        seq = held.keys.get(key)
+        if seq is None or held.file is None:
+            return None
+        line, previous = self._line(held, held.file, seq), None
+        if seq > 1:
+            previous = body_of(self._line(held, held.file, seq - 1))
+        try:
+            return read_line(self.files.stream, seq, line, previous)
+        except Damage as damage:
+            raise damaged(self.files.stream, damage, seq, held.offsets[seq - 1]) from damage
+
+    @staticmethod
+    def _line(held: Held, file: File, seq: int) -> bytes:
+        start, stop = held.span(seq)
+        return file.read_at(start, stop - start - 1)
+
+    def _write(self, group: _Group) -> Exception | None:
+        """Write and flush a group. What went wrong, if anything did."""
+        held = group.held
+        data = b"".join([line + b"\n" for line in group.lines])
+        try:
+            if held.file is None:
+                held.file = self._create()
+            if group.has_batch:
+                self._announce(Announcement(held.end, len(data)))
+            held.file.append(data)
+        except OSError as error:
+            if self._take_back(held.end):
+                return translate(error)
+            return AppendOutcomeUnknown(f"A write failed ({error}), and could not be taken back")
+        try:
+            held.file.sync()
+        except OSError as error:
+            # The kernel may have dropped the pages. Cut them off now: nobody may take them for stored.
+            self._take_back(held.end)
+            return AppendOutcomeUnknown(f"A flush failed ({error}); send the same keys again")
+        for line, record in zip(group.lines, group.records.values(), strict=True):
+            held.add(line, record.body, Envelope(record.key, record.tenant, record.persisted_at))
+        return None
+
+    def _create(self) -> File:
+        """Make the run's directory and file; once this returns, both names survive a power cut."""
+        disk, files = self._disk, self.files
+        with suppress(FileExistsError):
+            disk.make_directory(files.home)
+        try:
+            file = disk.create(files.events)
+            try:
+                disk.sync_directory(files.home)
+                disk.sync_directory(files.root)
+            except BaseException:
+                # Names that a sync has failed on are never sure again; only new ones are.
+                file.close()
+                disk.remove(files.events)
+                raise
+        except BaseException:
+            with suppress(OSError):
+                disk.remove_directory(files.home)
+            raise
+        return file
+
+    def _announce(self, announcement: Announcement) -> None:
+        """Tell of an append of several lines before any of it can reach the disk."""
+        if self._pending is None:
+            self._pending = self._open_pending()
+        self._pending.truncate(0)
+        self._pending.append(sealed(announcement))
+        self._pending.sync()
+
+    def _open_pending(self) -> File:
+        try:
+            return self._disk.open(self.files.pending)
+        except FileNotFoundError:
+            file = self._disk.create(self.files.pending)
+        try:
+            self._disk.sync_directory(self.files.home)
+        except BaseException:
+            file.close()
+            self._disk.remove(self.files.pending)
+            raise
+        return file
+
+    def _take_back(self, end: int) -> bool:
+        """Cut the file back to what is durable, by a handle of its own: the old one may be poisoned."""
+        try:
+            with closing(self._disk.open(self.files.events)) as file:
+                if file.size() > end:
+                    file.truncate(end)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    # --- snapshots -----------------------------------------------------------------------------------------
+
+    def save_snapshot(self, snapshot: StoredSnapshot, mark: Mark | None, kept: StoredSnapshot | None) -> None:
+        """Put a snapshot in place of `kept`. The caller has the turn.
+
+        Raises:
+            OSError: the old one is still there, or none is believed.
+        """
+        index = self._index or read_index(self._disk, self.files)
+        self._index = None
+        self._note_end(index)
+        entries = index.snapshots.get(snapshot.model, [])
+        old = [entry for entry in entries if kept is not None and entry.digest == kept.digest][:1]
+        entry = Entry(snapshot.version, snapshot.seq, digest(snapshot.body), mark)
+        index.snapshots = {**index.snapshots, snapshot.model: [entry, *old]}
+        put_snapshot(self._disk, self.files, index, snapshot)
+        self._index = index
+
+    def _note_end(self, index: Index) -> None:
+        if self.held is not None and self.held.file is not None and self.held.seq:
+            index.end, index.crc = self.held.mark(self.held.seq, self.held.file), self.held.crc
+
+    # --- letting go ----------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Write the index if it is behind, and let go of the files and the lock. The caller has the turn."""
+        if self.closed:
+            return
+        self.closed = True
+        if self.held is not None and self.held.seq:
+            with suppress(OSError):
+                index = self._index or read_index(self._disk, self.files)
+                if index.end is None or index.end.offset != self.held.end:
+                    self._note_end(index)
+                    write_index(self._disk, self.files, index)
+        self._let_go()
+        self._lock.release()
+
+    def forget(self) -> None:
+        """Let go of the files and keep the lock. The caller has the turn."""
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Forget what is known of the file; the next append opens it again, and recovers it."""
+        held, self.held = self.held, None
+        pending, self._pending = self._pending, None
+        self._index = None
+        for file in (held.file if held is not None else None, pending):
+            if file is not None:
+                with suppress(OSError):
+                    file.close()
+
+
+def _first_result(first: Record, draft: Draft) -> AppendResult:
+    return AppendResult(first.event_id, first.seq, first.persisted_at, True, False, not draft.same_content(first.body))
