@@ -29,6 +29,7 @@ def _runnable(page: Path) -> bool:
 def test_the_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
     """Blocks run in the order of the page, in one directory. A python block whose first line is a comment that
     names a file is also saved under that name, so that later commands can use it."""
+    (tmp_path / "examples").symlink_to(root / "examples")
     for language, code in _block.findall(page.read_text()):
         if language == "python":
             named = re.match(r"# (\w+\.py)\n", code)

@@ -1,4 +1,4 @@
-"""verify: is everything still there, and still what it was?"""
+"""verify, repair: is everything still there, and still what it was? And if not, what can be kept?"""
 
 from __future__ import annotations
 
@@ -33,3 +33,27 @@ def verify(
                 write_line(f"{where or url}: {finding.code}: {finding.message}".encode())
     words.print("intact" if not damage else f"{damage} findings")
     raise typer.Exit(1 if damage else 0)
+
+
+def repair(
+    url: Url,
+    stream: Annotated[
+        str | None, typer.Argument(help="One stream; default: every damaged one.", show_default=False)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a damaged stream writable again: what is intact stays, and the damaged file is kept beside it."""
+    done = 0
+    with open_log(url, create=False) as log:
+        if stream is not None and log.stream(stream) is None:
+            raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+        damaged = {f.stream for f in progress(log.verify(stream), "verifying") if f.severity == "damage" and f.stream}
+        for name in sorted(damaged):
+            for finding in log.repair(name, dry_run=dry_run):
+                done += 1
+                if as_json:
+                    write_json(finding)
+                else:
+                    write_line(f"{name}: {finding.code}: {finding.message}".encode())
+    words.print("nothing to repair" if not done else f"{done} {'to be done' if dry_run else 'done'}")

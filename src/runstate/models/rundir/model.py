@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from copy import deepcopy
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 from msgspec import UNSET
@@ -69,21 +69,26 @@ class RunDirectoryModel(Model[RunEvent, RunEvent, RunDirectory]):
         )
 
     def decode(self, body: bytes) -> RunEvent:
-        return _event_decoder.decode(body)
+        try:
+            event = _event_decoder.decode(body)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise InvalidEvent(f"A stored line is no event of a run: {error}") from error
+        if event.ts is UNSET:
+            raise InvalidEvent("A stored line is no event of a run: it has no ts")
+        return event
 
     def initial(self, stream: str) -> RunDirectory:
         return RunDirectory(stream)
 
     def evolve(self, state: RunDirectory, event: RunEvent) -> RunDirectory:
         fold = Fold(deepcopy(state))
-        fold.apply(event.type, event.ts or "", event.payload)
+        # Copied, since what the state takes from the payload must be the state's own.
+        fold.apply(event.type, event.ts or "", deepcopy(event.payload))
         return fold.finish()
 
     def fold(self, state: RunDirectory, lines: Iterable[bytes], alert: AlertSink | None = None) -> RunDirectory:
         fold = Fold(state)
-        for line in lines:
-            fact = _fact_decoder.decode(line)
-            fold.apply(fact.type, fact.ts, fact.payload)
+        fold.apply_lines(lines)
         return fold.finish()
 
     def dump(self, state: RunDirectory) -> bytes:
@@ -100,19 +105,12 @@ class _Link(msgspec.Struct):
     event_hash: str = ""
 
 
-class _Fact(msgspec.Struct, gc=False):
-    type: str
-    ts: str
-    payload: dict[str, Any]
-
-
 def _comparable(line: bytes) -> bytes:
     members = msgspec.json.decode(line)
     return compact({n: v for n, v in members.items() if n not in ("ts", "prev_hash", "event_hash")}).encode()
 
 
 _link_decoder = msgspec.json.Decoder(_Link)
-_fact_decoder = msgspec.json.Decoder(_Fact)
 _event_decoder = msgspec.json.Decoder(RunEvent)
 
 RUNDIR = RunDirectoryModel()
