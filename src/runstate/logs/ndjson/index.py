@@ -6,7 +6,7 @@ behind by a crash, a repair or a restored backup costs time and nothing else.
 
 from __future__ import annotations
 
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import PurePath
 
 import msgspec
@@ -55,16 +55,8 @@ def read_index(disk: Disk, files: RunFiles) -> Index:
 
 
 def write_index(disk: Disk, files: RunFiles, index: Index) -> None:
-    """Replace the index, without a flush of its own: it may be lost, and half of it is never believed."""
-    temp = disk.temp_name(files.index)
-    try:
-        with closing(disk.create(temp)) as file:
-            file.append(sealed(index))
-        disk.rename(temp, files.index)
-    except BaseException:
-        with suppress(OSError):
-            disk.remove(temp)
-        raise
+    """Replace the index. Its name needs a sync of the directory; until then a crash may leave the old one."""
+    _rename(disk, _written(disk, files.index, sealed(index)), files.index)
 
 
 def find_snapshot(disk: Disk, files: RunFiles, view: View, model: str) -> StoredSnapshot | None:
@@ -90,18 +82,28 @@ def find_snapshot(disk: Disk, files: RunFiles, view: View, model: str) -> Stored
 def put_snapshot(disk: Disk, files: RunFiles, index: Index, snapshot: StoredSnapshot) -> None:
     """Put a snapshot into its file: after a crash there is the old one, the new one, or none that is believed."""
     path = files.snapshot(snapshot.model)
-    temp = disk.temp_name(path)
-    write_new(disk, temp, snapshot.body)
+    temp = _written(disk, path, snapshot.body)
     try:
         # The index first: it knows the old snapshot and the new one, the old index only the old one.
         write_index(disk, files, index)
-        disk.rename(temp, path)
     except BaseException:
-        _remove(disk, temp)
+        with suppress(OSError):
+            disk.remove(temp)
         raise
+    _rename(disk, temp, path)
     disk.sync_directory(files.home)
 
 
-def _remove(disk: Disk, path: PurePath) -> None:
-    with suppress(OSError):
-        disk.remove(path)
+def _written(disk: Disk, path: PurePath, data: bytes) -> PurePath:
+    temp = disk.temp_name(path)
+    write_new(disk, temp, data)
+    return temp
+
+
+def _rename(disk: Disk, temp: PurePath, path: PurePath) -> None:
+    try:
+        disk.rename(temp, path)
+    except BaseException:
+        with suppress(OSError):
+            disk.remove(temp)
+        raise

@@ -15,6 +15,7 @@ from zlib import crc32
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from runstate.errors import InvalidJson
 from runstate.logs.log import Record
 from runstate.models.model import Draft
 from runstate.models.rundir.events import compact, event_hash
@@ -215,8 +216,11 @@ def _links_of(line: bytes) -> tuple[bytes, bytes]:
 def _is_hashed(bare: _Bare) -> bool:
     prev_hash = bare.prev_hash or ""
     # Most payloads stand in the line as the chain hashes them; only the others are sorted again.
-    payload = bytes(bare.payload).decode()
-    if event_hash(bare.event_id, bare.ts, bare.type, payload, prev_hash) == bare.event_hash:
-        return True
-    payload = compact(msgspec.json.decode(bare.payload))
+    try:
+        payload = bytes(bare.payload).decode()
+        if event_hash(bare.event_id, bare.ts, bare.type, payload, prev_hash) == bare.event_hash:
+            return True
+        payload = compact(msgspec.json.decode(bare.payload))
+    except (msgspec.MsgspecError, UnicodeError, InvalidJson):
+        return False
     return event_hash(bare.event_id, bare.ts, bare.type, payload, prev_hash) == bare.event_hash

@@ -80,7 +80,7 @@ class NdjsonLog:
         self._marks: OrderedDict[str, list[Mark]] = OrderedDict()
         self._gate = Lock()
         self._pid = os.getpid()
-        self._closed = self._swept = False
+        self._closed = self._swept = self._settled = False
         self._prepare(create)
 
     # --- events --------------------------------------------------------------------------------------------
@@ -256,10 +256,15 @@ class NdjsonLog:
             raise translate(error) from error
         else:
             raise NotALog(f"{self.root} is a file, not a directory of runs; it was left untouched")
-        with _translated():
-            with suppress(FileExistsError):
-                self._disk.make_directory(self.root)
-            self._disk.sync_directory(self.root.parent)
+        with _translated(), suppress(FileExistsError):
+            self._disk.make_directory(self.root)
+            try:
+                self._disk.sync_directory(self.root.parent)
+            except BaseException:
+                # A name that a sync has failed on is never sure again; only a new one is.
+                self._disk.remove_directory(self.root)
+                raise
+            self._settled = True
 
     def _check_open(self) -> None:
         if self._closed:
@@ -344,6 +349,11 @@ class NdjsonLog:
 
     def _lock_run(self, stream: str) -> Run:
         files = self._files(stream)
+        if not self._settled:
+            # Whoever made this directory may have been killed before its name was sure.
+            with suppress(PermissionError):
+                self._disk.sync_directory(self.root.parent)
+            self._settled = True
         try:
             lock = self._disk.lock(files.lock)
         except FileNotFoundError:

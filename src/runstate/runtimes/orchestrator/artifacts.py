@@ -7,11 +7,15 @@ changed is not stale.
 from __future__ import annotations
 
 import hashlib
+import os
+import secrets
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
-from runstate.logs.disk import RealDisk, replace_durably
+from runstate.logs.disk import Disk, Lock, RealDisk, replace_durably, write_new
+from runstate.models.canonical import digest
 from runstate.models.rundir.state import RunDirectory, WorkItem
 
 _chunk_bytes = 1 << 20
@@ -30,11 +34,22 @@ def sha256_of(path: Path) -> str | None:
 
 
 class ArtifactFiles:
-    """The artifacts of one run directory."""
+    """The artifacts of one run directory. Only one orchestrator at a time works on them: it holds `lock`."""
 
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._root = directory / "artifacts"
         self._staging = directory / ".staging"
+        self._disk = RealDisk()
+
+    def lock(self) -> Lock:
+        """
+        Raises:
+            LockBusy: somebody else holds it.
+            OSError: the directory cannot be made, or not be written to.
+        """
+        make_directory(self._disk, self._directory)
+        return self._disk.lock(self._directory / ".orchestrator.lock")
 
     def relative_path(self, name: str) -> str:
         return f"artifacts/{name}"
@@ -42,25 +57,68 @@ class ArtifactFiles:
     def path(self, name: str) -> Path:
         return self._root / name
 
-    def stage(self, work_item_id: str) -> Path:
-        """An empty directory for the outputs of a work item, whatever an earlier life has left there."""
-        staging = self.staging(work_item_id)
-        shutil.rmtree(staging, ignore_errors=True)
+    def stage(self) -> Path:
+        """A new directory for the outputs of one job, of which nobody else knows."""
+        staging = self._staging / secrets.token_hex(8)
         staging.mkdir(parents=True)
         return staging
 
-    def staging(self, work_item_id: str) -> Path:
-        return self._staging / hashlib.sha256(work_item_id.encode()).hexdigest()[:32]
+    def publish(self, work_item_id: str, outputs: dict[str, bytes], rewritten: Iterable[str] = ()) -> None:
+        """Make these bytes artifacts, durably. All of them are on disk before the first of them can be seen.
 
-    def publish(self, name: str, data: bytes) -> str:
-        """Make staged bytes the artifact, durably and at once. Returns their digest."""
-        target = self.path(name)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        replace_durably(RealDisk(), target, data)
-        return hashlib.sha256(data).hexdigest()
+        What is `rewritten` is also an input of the same work item: if it is killed before the trail says that it has
+        finished, `recover` brings back what it has read.
+
+        Raises:
+            OSError: the disk has refused; what is rewritten is as it was.
+        """
+        ready = self.stage()
+        for number, (name, data) in enumerate(outputs.items()):
+            write_new(self._disk, ready / str(number), data)
+            make_directory(self._disk, self.path(name).parent)
+        for name in rewritten:
+            kept = self._undo(work_item_id) / digest(outputs[name]) / name
+            make_directory(self._disk, kept.parent)
+            replace_durably(self._disk, kept, self.path(name).read_bytes())
+        try:
+            for number, name in enumerate(outputs):
+                os.replace(ready / str(number), self.path(name))
+                self._disk.sync_directory(self.path(name).parent)
+        except OSError:
+            with suppress(OSError):
+                self._bring_back(work_item_id)
+            raise
+
+    def recover(self, interrupted: Iterable[str]) -> None:
+        """Clean up after an orchestrator that was killed: bring back what interrupted work items have rewritten."""
+        for work_item_id in interrupted:
+            self._bring_back(work_item_id)
+        self.drop_staging()
 
     def drop_staging(self) -> None:
         shutil.rmtree(self._staging, ignore_errors=True)
+
+    def _undo(self, work_item_id: str) -> Path:
+        """Where the bytes that a work item replaces are kept, under the digest of those that replace them."""
+        return self._staging / f"undo-{digest(work_item_id.encode())}"
+
+    def _bring_back(self, work_item_id: str) -> None:
+        kept = self._undo(work_item_id)
+        for path in sorted(path for path in kept.rglob("*") if path.is_file()):
+            replacement, *name = path.relative_to(kept).parts
+            target = self._root.joinpath(*name)
+            # Anything else that stands there now was put there by somebody else, and is theirs.
+            if sha256_of(target) == replacement:
+                replace_durably(self._disk, target, path.read_bytes())
+
+
+def make_directory(disk: Disk, path: Path) -> None:
+    """Make a directory and those above it, so that they survive a power cut."""
+    if not path.is_dir():
+        make_directory(disk, path.parent)
+        with suppress(FileExistsError):
+            disk.make_directory(path)
+        disk.sync_directory(path.parent)
 
 
 def newest_items(state: RunDirectory) -> dict[tuple[str, str], WorkItem]:

@@ -16,7 +16,7 @@ from runstate.runtimes.orchestrator.artifacts import ArtifactFiles
 from runstate.runtimes.orchestrator.graph import Graph
 from runstate.runtimes.orchestrator.planning import Planner
 from runstate.runtimes.orchestrator.pool import Pool
-from runstate.runtimes.orchestrator.trail import Trail
+from runstate.runtimes.orchestrator.trail import Trail, watching
 
 Progress = Callable[[RunDirectory], None]
 
@@ -61,7 +61,8 @@ class Context:
     def emit(self, kind: str, payload: dict[str, Any], *, of: str = "", within: str | None = None) -> None:
         self._trail.emit(kind, payload, of=of, within=within)
         if self._progress is not None:
-            self._progress(self.state)
+            with watching():
+                self._progress(self.state)
 
     def change_state(self, new: str) -> None:
         old = self.state.run_state
@@ -69,20 +70,20 @@ class Context:
             self.emit("RUN_STATE_CHANGED", {"old_state": old, "new_state": new})
 
     def planner(self) -> Planner:
-        """Plans against the run as it is now."""
-        paths = {name: self.path(name) for name in self.state.artifacts_index}
+        """Plans against the run as it is now. What is stale is not there for it."""
+        paths = {name: self.path(name) for name, known in self.state.artifacts_index.items() if not known.stale}
         return Planner(self.graph, self.parameters, paths)
 
     def path(self, name: str) -> Path:
         return self.graph.sources.get(name) or self.files.path(name)
 
     def open_issue(self, issue: Issue) -> None:
-        """Put an issue on record, unless it is open already."""
-        if not self._is_open(issue.issue_id):
+        """Put an issue on record, unless it stands there open and just so."""
+        if issue not in self.state.issues:
             self.emit("ISSUE_OPENED", {"issue": msgspec.to_builtins(issue)})
 
     def resolve_issue(self, issue_id: str) -> None:
-        if self._is_open(issue_id):
+        if any(issue.issue_id == issue_id and issue.status == "OPEN" for issue in self.state.issues):
             self.emit("ISSUE_RESOLVED", {"issue_id": issue_id})
 
     def fail(self, issue_id: str, code: str, message: str) -> NoReturn:
@@ -92,6 +93,3 @@ class Context:
         """
         self.open_issue(Issue(issue_id, "blocker", message, error_code=code))
         raise RunFailed(message, error_code=code)
-
-    def _is_open(self, issue_id: str) -> bool:
-        return any(issue.issue_id == issue_id and issue.status == "OPEN" for issue in self.state.issues)

@@ -7,7 +7,8 @@
     def clean(job): job.write("sales.json", ...)
 
 A node is entered by changing the run's state to `entry`, and left by changing it to `exit`, where the run may rest. The
-name of an artifact may hold `{scope}`: the worker then runs once for each key that its `scopes` gives.
+name of an artifact may hold `{scope}`: the worker then runs once for each key that its `scopes` gives. A worker that
+declares no output gets one, its receipt, so that what it has read is known and it runs again when that changes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Check = Callable[[bytes], None]
 """Raises ValueError when an artifact's bytes are not what they should be."""
 
 _name = re.compile(r"[A-Za-z0-9_.-]{1,100}")
-_artifact = re.compile(r"[A-Za-z0-9_{}][A-Za-z0-9_.{}-]*(?:/[A-Za-z0-9_{}][A-Za-z0-9_.{}-]*)*")
+_artifact = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 no_scope = "-"
 """The scope key of a worker that runs once."""
 
@@ -60,6 +61,8 @@ class Worker(msgspec.Struct, frozen=True):
     scopes: Scopes | None = None
     timeout_s: float = 3600.0
     attempts_max: int = 1
+    receipt: str | None = None
+    """The output that the orchestrator writes in the worker's place: the issues that it has reported."""
 
 
 class FixLoop(msgspec.Struct, frozen=True):
@@ -91,10 +94,11 @@ class Node:
         """Declare a worker of this node."""
 
         def declare(work: Work) -> Work:
-            keys = scopes if scopes is None or callable(scopes) else _fixed(scopes)
-            self.workers.append(
-                Worker(name or work.__name__, work, tuple(inputs), _outputs(outputs), keys, timeout_s, attempts)
-            )
+            called = name or str(getattr(work, "__name__", ""))
+            keys = scopes if scopes is None or callable(scopes) else _Fixed(scopes)
+            receipt = None if outputs else f"receipts/{called}{'.json' if keys is None else '/{scope}.json'}"
+            made = _outputs(outputs) if receipt is None else (Output(receipt),)
+            self.workers.append(Worker(called, work, tuple(inputs), made, keys, timeout_s, attempts, receipt))
             return work
 
         return declare
@@ -110,10 +114,12 @@ class Node:
         timeout_s: float = 3600.0,
     ) -> None:
         """Make this node a loop: `validate` reports issues, `fix` gets the first of them and may rewrite artifacts."""
-        names = tuple(inputs)
+        changed, report = _outputs(rewrites), f"gates/{validate.__name__}.json"
+        # What a fix rewrites it also reads, so the names are those of both.
+        names = tuple(dict.fromkeys([*inputs, *(output.name for output in changed)]))
         self.loop = FixLoop(
-            Worker(validate.__name__, validate, names, (), None, timeout_s),
-            Worker(fix.__name__, fix, names, _outputs(rewrites), None, timeout_s),
+            Worker(validate.__name__, validate, names, (Output(report),), None, timeout_s, 1, report),
+            Worker(fix.__name__, fix, names, changed, None, timeout_s),
             rounds,
         )
 
@@ -155,9 +161,14 @@ class Graph:
         _check_artifacts(self)
 
 
-def _fixed(scopes: Sequence[str]) -> Scopes:
-    keys = tuple(scopes)
-    return lambda view: keys
+class _Fixed:
+    """Scope keys that are known from the beginning, and so can be checked before anything runs."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self.keys = keys
+
+    def __call__(self, view: RunView) -> Iterable[str]:
+        return self.keys
 
 
 def _outputs(outputs: Sequence[str | Output]) -> tuple[Output, ...]:
@@ -174,44 +185,73 @@ def _check_states(graph: Graph) -> None:
 
 
 def _check_names(graph: Graph) -> None:
-    names: set[str] = set()
-    for worker in (worker for node in graph.nodes for worker in node.all_workers()):
-        if not _name.fullmatch(worker.name) or ":" in worker.name:
-            raise InvalidGraph(f"{worker.name!r} is no name for a worker: letters, digits, dot, dash, underscore")
-        if worker.name in names:
-            raise InvalidGraph(f"There are two workers called {worker.name!r}")
-        if worker.timeout_s <= 0 or worker.attempts_max < 1:
-            raise InvalidGraph(f"The worker {worker.name!r} needs a timeout above 0 and at least one attempt")
-        names.add(worker.name)
+    nodes, names = set[str](), set[str]()
+    for node in graph.nodes:
+        if node.name in nodes:
+            raise InvalidGraph(f"There are two nodes called {node.name!r}")
+        if node.loop is not None and node.loop.rounds_max < 0:
+            raise InvalidGraph(f"The loop of {node.name!r} needs a number of rounds, not {node.loop.rounds_max}")
+        nodes.add(node.name)
+        for worker in node.all_workers():
+            if not _name.fullmatch(worker.name):
+                raise InvalidGraph(f"{worker.name!r} is no name for a worker: letters, digits, dot, dash, underscore")
+            if worker.name in names:
+                raise InvalidGraph(f"There are two workers called {worker.name!r}")
+            if not worker.timeout_s > 0 or worker.attempts_max < 1:
+                raise InvalidGraph(f"The worker {worker.name!r} needs a timeout above 0 and at least one attempt")
+            if isinstance(worker.scopes, _Fixed):
+                check_scopes(worker, worker.scopes.keys)
+            names.add(worker.name)
 
 
 def _check_artifacts(graph: Graph) -> None:
-    written: dict[str, str] = dict.fromkeys(graph.sources, "a source")
+    written: dict[str, str] = {}
+    read: dict[str, str] = {}
+    for name in graph.sources:
+        _check_artifact(name, "the sources", has_scopes=False)
+        written[name] = "a source"
     for node in graph.nodes:
         for worker in node.workers:
-            for output in worker.outputs:
-                _check_artifact(output.name, worker)
-                if output.name in written:
-                    raise InvalidGraph(
-                        f"Two workers write the artifact {output.name!r}: {written[output.name]} and {worker.name}"
-                    )
-                written[output.name] = worker.name
+            _claim(worker, written)
         _ordered(node.workers, node.name)
-        available = set(written)
         for worker in node.all_workers():
             for name in worker.inputs:
-                if name not in available and not matching_sources(graph, name):
+                if name not in written and not matching_sources(graph, name):
                     raise InvalidGraph(f"Nobody writes {name!r} before {worker.name!r} in {node.name!r} reads it")
-        for output in node.loop.fix.outputs if node.loop else ():
-            if output.name not in available:
-                raise InvalidGraph(f"The fix of {node.name!r} rewrites {output.name!r}, which nobody writes before")
+        read.update((name, worker.name) for worker in node.workers for name in worker.inputs)
+        if node.loop is not None:
+            _check_rewrites(graph, node.loop.fix, written, read)
+            _claim(node.loop.validate, written)
+            read.update((name, node.loop.validate.name) for name in node.loop.validate.inputs)
+    for name in written:
+        if inner := next((other for other in written if other.startswith(f"{name}/")), None):
+            raise InvalidGraph(f"{name!r} cannot be a file, since {inner!r} needs it to be a directory")
 
 
-def _check_artifact(name: str, worker: Worker) -> None:
-    if not _artifact.fullmatch(name) or len(name) > 200:
-        raise InvalidGraph(f"{name!r} is no name for an artifact: a relative path without '..'")
-    if ("{scope}" in name) != (worker.scopes is not None):
-        raise InvalidGraph(f"{name!r} needs {{scope}} if and only if its worker {worker.name!r} has scopes")
+def _claim(worker: Worker, written: dict[str, str]) -> None:
+    for output in worker.outputs:
+        name = output.name
+        _check_artifact(name, f"the worker {worker.name!r}", has_scopes=worker.scopes is not None)
+        if name in written:
+            raise InvalidGraph(f"Two workers write the artifact {name!r}: {written[name]} and {worker.name}")
+        written[name] = worker.name
+
+
+def _check_rewrites(graph: Graph, fix: Worker, written: dict[str, str], read: dict[str, str]) -> None:
+    """A fix changes only what was made in this run, and what nothing but its own loop has read: nothing goes stale."""
+    for output in fix.outputs:
+        if output.name not in written or output.name in graph.sources:
+            raise InvalidGraph(f"{fix.name!r} rewrites {output.name!r}, which no worker before it writes")
+        if output.name in read:
+            reader = read[output.name]
+            raise InvalidGraph(f"{fix.name!r} rewrites {output.name!r}, which {reader!r} has read; put that behind it")
+
+
+def _check_artifact(name: str, whose: str, *, has_scopes: bool) -> None:
+    if not _artifact.fullmatch(name.replace("{scope}", "x")) or len(name) > 200:
+        raise InvalidGraph(f"{name!r} of {whose} is no name for an artifact: a relative path without '..'")
+    if ("{scope}" in name) != has_scopes:
+        raise InvalidGraph(f"{name!r} of {whose} needs {{scope}} if it has scopes, and only then")
 
 
 def _ordered(workers: list[Worker], node: str) -> list[Worker]:
@@ -245,8 +285,9 @@ def scoped(name: str, scope_key: str) -> str:
 
 def matching_sources(graph: Graph, name: str) -> list[str]:
     """The sources that an input with `{scope}` in its name stands for."""
-    pattern = re.compile(re.escape(name).replace(r"\{scope\}", "[^/]+"))
-    return sorted(source for source in graph.sources if "{scope}" in name and pattern.fullmatch(source))
+    first, *others = (re.escape(part) for part in name.split("{scope}"))
+    pattern = f"{first}(?P<key>{_name.pattern})" + "(?P=key)".join(others)
+    return sorted(source for source in graph.sources if others and re.fullmatch(pattern, source))
 
 
 def check_scopes(worker: Worker, keys: Iterable[Any]) -> list[str]:
@@ -255,13 +296,15 @@ def check_scopes(worker: Worker, keys: Iterable[Any]) -> list[str]:
     Raises:
         InvalidGraph: one is not.
     """
-    found = sorted(keys)
+    if isinstance(keys, str):
+        raise InvalidGraph(f"The scopes of {worker.name!r} are one text, {keys!r}; give a list of keys")
+    found = list(keys)
     for key in found:
         if not isinstance(key, str) or not _name.fullmatch(key) or key in (".", ".."):
             raise InvalidGraph(f"{key!r} of {worker.name!r} is no scope key: letters, digits, dot, dash, underscore")
     if len(set(found)) != len(found):
         raise InvalidGraph(f"The worker {worker.name!r} has a scope key twice")
-    return found
+    return sorted(found)
 
 
 def load_graph(place: str) -> Graph:

@@ -9,7 +9,10 @@ from typing import Any, Literal
 import msgspec
 
 from runstate.errors import RunstateError
+from runstate.models.canonical import check_value
 from runstate.models.rundir.events import Issue
+
+_issue_bytes_max = 1 << 16
 
 Severity = Literal["blocker", "error", "warn", "info"]
 
@@ -116,8 +119,19 @@ class Job:
         location: dict[str, Any] | None = None,
         suggested_fix: str | None = None,
     ) -> None:
-        """Report an issue. The same `issue_id` is the same issue, however often it is reported."""
-        self.reported.append(Issue(issue_id, severity, message, gate, error_code, files or [], location, suggested_fix))
+        """Report an issue. The same `issue_id` is the same issue, however often it is reported.
+
+        Without a `gate` it belongs to this work item: once the item runs and does not report it, it is resolved.
+
+        Raises:
+            ValueError, RunstateError: it is nothing that can be stored.
+        """
+        issue = Issue(issue_id, severity, message, gate, error_code, files or [], location, suggested_fix)
+        stored = msgspec.to_builtins(issue)
+        check_value(stored)
+        if len(msgspec.json.encode(stored)) > _issue_bytes_max:
+            raise ValueError(f"The issue {issue_id[:80]!r} has more than {_issue_bytes_max} bytes; report less")
+        self.reported.append(msgspec.convert(stored, Issue))
 
 
 class RunView:
@@ -132,7 +146,7 @@ class RunView:
     def read(self, name: str) -> bytes:
         """
         Raises:
-            UndeclaredArtifact: there is no such artifact yet.
+            UndeclaredArtifact: there is no such artifact yet, or it is stale.
         """
         if name not in self._paths:
             raise UndeclaredArtifact(f"There is no artifact {name!r} yet")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from runstate.models.rundir.state import WorkItem
 from runstate.runtimes.orchestrator.artifacts import newest_items
 from runstate.runtimes.orchestrator.context import Context
-from runstate.runtimes.orchestrator.graph import Node, Worker
+from runstate.runtimes.orchestrator.graph import FixLoop, Node, Worker
 from runstate.runtimes.orchestrator.items import run_items
-from runstate.runtimes.orchestrator.planning import Item, gate_report, next_attempt, open_issues
+from runstate.runtimes.orchestrator.planning import last_turn, open_issues
 
 
 def run_loop(context: Context, node: Node) -> None:
@@ -18,49 +19,48 @@ def run_loop(context: Context, node: Node) -> None:
     loop = node.loop
     if loop is None:
         return
-    gate, report = loop.validate.name, gate_report(node)
-    turn, fixes = _last_turn(context, loop.validate), 0
-    while True:
-        if turn and _was_validated(context, node, turn) and open_issues(context.state, node):
-            if fixes == loop.rounds_max:
-                left = len(open_issues(context.state, node))
+    gate = loop.validate.name
+    turn = last_turn(loop.validate, context.state)
+    fixes = _fixes_so_far(context, loop, turn)
+    while not context.planner().has_passed(loop.validate, context.state):
+        if _fix_is_due(context, loop, turn):
+            if fixes >= loop.rounds_max:
+                left = len(open_issues(context.state, gate))
                 context.fail(f"{gate}:loop", "FIX_LOOP_EXHAUSTED", f"{left} issues are left after {fixes} fixes")
             fixes += 1
-            outputs = {output.name: output.name for output in loop.fix.outputs}
-            run_items(context, [_item(context, loop.fix, turn, outputs)], node)
-        if not _is_dangling(context, loop.validate, turn):
+            _run(context, node, loop.fix, turn)
+        validation = _newest(context, loop.validate, turn)
+        if validation is None or validation.status == "finished":
             turn += 1
         context.emit("GATE_RUN_STARTED", {"gate": gate, "round": turn}, of=node.name)
-        run_items(context, [_item(context, loop.validate, turn, {report: report})], node)
-        left = len(open_issues(context.state, node))
-        finished = {"gate": gate, "round": turn, "passed": not left, "issues": left}
-        context.emit("GATE_RUN_FINISHED", finished, of=node.name)
-        if not left:
-            context.resolve_issue(f"{gate}:loop")
-            return
+        _run(context, node, loop.validate, turn)
 
 
-def _item(context: Context, worker: Worker, turn: int, outputs: dict[str, str]) -> Item:
-    newest = newest_items(context.state).get((worker.name, f"round-{turn}"))
-    attempt, queued = next_attempt(newest)
-    return Item(worker, f"round-{turn}", attempt, context.planner().inputs(worker, "-"), outputs, queued)
+def _run(context: Context, node: Node, worker: Worker, turn: int) -> None:
+    key = f"round-{turn}"
+    run_items(context, [context.planner().item(worker, key, _newest(context, worker, turn))], node)
 
 
-def _last_turn(context: Context, worker: Worker) -> int:
-    turns = [int(i.scope_key.removeprefix("round-")) for i in context.state.work_items if i.worker == worker.name]
-    return max(turns, default=0)
+def _newest(context: Context, worker: Worker, turn: int) -> WorkItem | None:
+    return newest_items(context.state).get((worker.name, f"round-{turn}"))
 
 
-def _is_dangling(context: Context, worker: Worker, turn: int) -> bool:
-    """Whether the validation of this turn was interrupted or failed: then the same turn is tried again."""
-    newest = newest_items(context.state).get((worker.name, f"round-{turn}"))
-    return newest is not None and newest.status != "finished"
-
-
-def _was_validated(context: Context, node: Node, turn: int) -> bool:
-    """Whether this turn's validation stands, and its fix is still to come."""
-    if node.loop is None or _is_dangling(context, node.loop.validate, turn):
+def _fix_is_due(context: Context, loop: FixLoop, turn: int) -> bool:
+    """Whether this turn's validation stands and has found something, and its fix is still to come."""
+    validation, fix = _newest(context, loop.validate, turn), _newest(context, loop.fix, turn)
+    if validation is None or validation.status != "finished" or (fix is not None and fix.status == "finished"):
         return False
-    report = context.state.artifacts_index.get(gate_report(node))
-    fixed = newest_items(context.state).get((node.loop.fix.name, f"round-{turn}"))
-    return report is not None and not report.stale and (fixed is None or fixed.status != "finished")
+    stands = all(not context.state.artifacts_index[name].stale for name in validation.outputs)
+    return stands and bool(open_issues(context.state, loop.validate.name))
+
+
+def _fixes_so_far(context: Context, loop: FixLoop, turn: int) -> int:
+    """The fixes that this pass through the loop has behind it. A loop that was exhausted and is resumed begins anew."""
+    if any(i.issue_id == f"{loop.validate.name}:loop" and i.status == "OPEN" for i in context.state.issues):
+        return 0
+    fixed = {i.scope_key for i in context.state.work_items if i.worker == loop.fix.name and i.status == "finished"}
+    last = turn if f"round-{turn}" in fixed else turn - 1
+    first = last
+    while f"round-{first}" in fixed:
+        first -= 1
+    return last - first

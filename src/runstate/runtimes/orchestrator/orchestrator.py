@@ -5,21 +5,29 @@ The trail decides everything: what it says is finished is not done again, and wh
 
 from __future__ import annotations
 
+import os
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from runstate.errors import RunstateError, SnapshotTooNew, StreamNotFound
+import msgspec
+
+from runstate.errors import LogBusy, LogFailed, RunstateError, SnapshotTooNew, StreamNotFound
+from runstate.logs.disk import LockBusy
+from runstate.models.canonical import digest
+from runstate.models.rundir.events import Issue
 from runstate.models.rundir.state import RunDirectory
+from runstate.runtimes.orchestrator.artifacts import ArtifactFiles
 from runstate.runtimes.orchestrator.context import Context, Progress, RunCancelled, RunFailed
-from runstate.runtimes.orchestrator.graph import Graph, InvalidGraph, Node
+from runstate.runtimes.orchestrator.graph import Graph, InvalidGraph, Node, Worker
 from runstate.runtimes.orchestrator.items import run_items
 from runstate.runtimes.orchestrator.loops import run_loop
 from runstate.runtimes.orchestrator.planning import Item
 from runstate.runtimes.orchestrator.pool import Pool
 from runstate.runtimes.orchestrator.staleness import refresh
-from runstate.runtimes.orchestrator.summary import write_failure_summary
+from runstate.runtimes.orchestrator.summary import drop_failure_summary, write_failure_summary
 from runstate.runtimes.orchestrator.trail import RunStore, Telemetry, Trail
 
 
@@ -61,22 +69,25 @@ class Orchestrator:
         """Begin a new run and bring it to its end.
 
         Raises:
-            RunExists, MissingInput: nothing was begun.
+            RunExists, MissingInput, LogBusy, LogFailed: nothing was begun.
             RunFailed, RunCancelled: the trail is complete, and `resume` goes on from it.
         """
-        if self._store.log.stream(self.run_id) is not None:
-            raise RunExists(f"There is a run {self.run_id!r} already; go on with it by resume")
+        self._refuse_existing()
         self._check_sources()
-        context = self._context(parameters or {})
-        config = {"graph": self._graph.name, "place": self._place, "nodes": [node.name for node in self._graph.nodes]}
-        context.emit("RUN_CREATED", {"config": config, "parameters": parameters or {}})
-        return self._go(context, set())
+        with self._locked():
+            self._refuse_existing()
+            context = self._context(parameters or {}, self._store.model.initial(self.run_id))
+            nodes = [node.name for node in self._graph.nodes]
+            config = {"graph": self._graph.name, "place": self._place, "nodes": nodes}
+            context.emit("RUN_CREATED", {"config": config, "parameters": parameters or {}})
+            return self._go(context, set())
 
     def resume(self, *, force: set[str] | None = None) -> RunDirectory:
         """Go on with a run from its last stable state. What is finished and up to date is not done again.
 
         Raises:
             StreamNotFound: there is no such run.
+            LogBusy: somebody else works on it.
             SnapshotTooNew: a newer Runstate has written its snapshot.
             RunFailed, RunCancelled: as in `start`.
         """
@@ -84,25 +95,23 @@ class Orchestrator:
         known = [node.name for node in self._graph.nodes]
         if unknown := forced - set(known):
             raise InvalidGraph(f"There is no node {min(unknown)!r} to force; there are: {', '.join(known)}")
-        if self._store.log.stream(self.run_id) is None:
+        if self._store.log.stream(self.run_id) is None and not self._has_snapshot():
             raise StreamNotFound(f"There is no run {self.run_id!r}", stream=self.run_id)
         self._check_sources()
-        self._check_snapshot()
-        created = self._store.fetch_events(self.run_id, limit=1)[0]
-        return self._go(self._context(created.payload.get("parameters", {})), forced)
+        with self._locked():
+            parameters, state = self._recall()
+            return self._go(self._context(parameters, state), forced)
 
     def _go(self, context: Context, forced: set[str]) -> RunDirectory:
+        drop_failure_summary(self._directory)
         try:
-            refresh(context, forced)
-            position = self._position(context, forced)
-            if position < len(self._graph.nodes):
-                # Back to where the run may rest, if it was left between two such places.
-                context.change_state(self._graph.stable_states()[position])
-                for node in self._graph.nodes[position:]:
-                    _run_node(context, node, node.name in forced)
-            if context.state.run_state != "COMPLETED":
-                context.emit("RUN_COMPLETED", {"result": {"artifacts": len(context.state.artifacts_index)}})
-            context.files.drop_staging()
+            try:
+                self._advance(context, forced)
+            except RunstateError:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever it is, the trail must be complete
+                code = "IO_FAILED" if isinstance(error, OSError) else "UNEXPECTED"
+                context.fail("run", code, f"The run cannot go on: {error!r}")
         except RunCancelled:
             context.emit("RUN_CANCELLED", {})
             raise
@@ -112,65 +121,144 @@ class Orchestrator:
             raise
         return context.state
 
-    def _position(self, context: Context, forced: set[str]) -> int:
-        """The first node in which something has to run."""
-        planner = context.planner()
+    def _advance(self, context: Context, forced: set[str]) -> None:
+        context.files.recover(item.work_item_id for item in context.state.work_items if item.status == "running")
+        refresh(context, forced)
+        position = self._position(context)
+        if position < len(self._graph.nodes):
+            # Back to where the run may rest, if it was left between two such places.
+            context.change_state(self._graph.stable_states()[position])
+            for node in self._graph.nodes[position:]:
+                _run_node(context, node)
+        if context.state.run_state != "COMPLETED":
+            _close(context)
+            context.emit("RUN_COMPLETED", {"result": {"artifacts": len(context.state.artifacts_index)}})
+        context.files.drop_staging()
+
+    def _position(self, context: Context) -> int:
+        """The first node in which something has to run, or of which the trail does not say that it is done."""
+        planner, state = context.planner(), context.state
         for number, node in enumerate(self._graph.nodes):
-            if node.name in forced or not planner.is_done(node, context.state):
+            if state.section_states.get(node.name) != "DONE" or not planner.is_done(node, state):
                 return number
         return len(self._graph.nodes)
 
-    def _context(self, parameters: dict[str, Any]) -> Context:
-        trail = Trail(self._store, self.run_id, self._telemetry)
+    def _context(self, parameters: dict[str, Any], state: RunDirectory) -> Context:
+        trail = Trail(self._store, self.run_id, self._telemetry, state)
         return Context(self._graph, trail, self._pool, self._directory, parameters, self.cancelled, self._progress)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """
+        Raises:
+            LogBusy: another orchestrator is at work on this run.
+            LogFailed: the run directory cannot be made, or not be written to.
+        """
+        try:
+            lock = ArtifactFiles(self._directory).lock()
+        except LockBusy as error:
+            raise LogBusy(f"Another orchestrator is at work on the run {self.run_id!r}") from error
+        except OSError as error:
+            raise LogFailed(f"The run directory {self._directory} cannot be written to: {error}") from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _refuse_existing(self) -> None:
+        if self._store.log.stream(self.run_id) is not None:
+            raise RunExists(f"There is a run {self.run_id!r} already; go on with it by resume")
 
     def _check_sources(self) -> None:
         for name, path in self._graph.sources.items():
-            if not path.is_file():
+            if not path.is_file() or not os.access(path, os.R_OK):
                 raise MissingInput(f"The source {name!r} is not there: {path.absolute()}", name=name)
 
-    def _check_snapshot(self) -> None:
-        """Make sure that there is a snapshot to go on from: the one on file, or one rebuilt from the log.
-
-        Raises:
-            RunFailed: neither can be had; the blocker `SnapshotInvalid` is on record, if anything still can be.
-        """
+    def _has_snapshot(self) -> bool:
         try:
-            stored = self._store.snapshots.stored(self.run_id)
-            if stored is not None:
-                self._store.model.load(stored.body)
-                return
+            return self._store.snapshots.stored(self.run_id) is not None
         except SnapshotTooNew:
             raise
         except RunstateError:
-            self._store.snapshots.forget(self.run_id)
+            return True
+
+    def _recall(self) -> tuple[dict[str, Any], RunDirectory]:
+        """The parameters of the run and its state: from the snapshot on file, or from one rebuilt from the log.
+
+        Raises:
+            SnapshotTooNew: it was left untouched.
+            RunFailed: neither can be had; the blocker `SnapshotInvalid` is on record, if anything still can be.
+        """
         try:
-            self._store.rebuild_snapshot(self.run_id)
-        except RunstateError as error:
-            message = f"The snapshot is invalid and cannot be rebuilt from the log: {error}"
-            state = RunDirectory(self.run_id, "FAILED")
-            with suppress(RunstateError):
-                context = self._context({})
-                state = context.state
-                context.fail("SnapshotInvalid", "SnapshotInvalid", message)
-            write_failure_summary(self._directory, state, message)
-            raise RunFailed(message, error_code="SnapshotInvalid") from error
+            if not self._is_snapshot_valid():
+                self._store.snapshots.forget(self.run_id)
+                self._store.rebuild_snapshot(self.run_id)
+            created = self._store.fetch_events(self.run_id, limit=1)[0]
+            return created.payload.get("parameters", {}), self._store.current_state(self.run_id)
+        except SnapshotTooNew:
+            raise
+        except (RunstateError, msgspec.MsgspecError) as error:
+            raise self._without_state(error) from error
+
+    def _is_snapshot_valid(self) -> bool:
+        info = self._store.log.stream(self.run_id)
+        try:
+            stored = self._store.snapshots.stored(self.run_id)
+            if stored is None or info is None or stored.seq > info.last_seq or stored.digest != digest(stored.body):
+                return False
+            return self._store.model.load(stored.body).run_id == self.run_id
+        except SnapshotTooNew:
+            raise
+        except RunstateError:
+            return False
+
+    def _without_state(self, cause: Exception) -> RunFailed:
+        """Fail a run of which nobody knows how far it was: on the trail, if it can be written to, and beside it."""
+        message = f"The snapshot is invalid and cannot be rebuilt from the log: {cause}"
+        issue = Issue("SnapshotInvalid", "blocker", message, error_code="SnapshotInvalid")
+        state = RunDirectory(self.run_id, "FAILED", issues=[issue])
+        if self._store.log.stream(self.run_id) is not None:
+            # A log that is gone is not begun anew: what is left of the run would then look like all of it.
+            with suppress(RunstateError, msgspec.MsgspecError):
+                trail = Trail(self._store, self.run_id, self._telemetry, RunDirectory(self.run_id))
+                trail.emit("ISSUE_OPENED", {"issue": msgspec.to_builtins(issue)})
+                trail.emit("RUN_FAILED", {"error": {"message": message, "error_code": "SnapshotInvalid"}})
+        write_failure_summary(self._directory, state, message)
+        return RunFailed(message, error_code="SnapshotInvalid")
 
 
-def _run_node(context: Context, node: Node, forced: bool) -> None:
+def _close(context: Context) -> None:
+    """Before a run is completed: what is no longer part of it is skipped, and no blocker stands in its way any more."""
+    for item in list(context.state.work_items):
+        if item.status in ("queued", "running"):
+            reason = {"code": "NOT_NEEDED", "message": "The graph has no such work item any more"}
+            ended = {"work_item_id": item.work_item_id, "status": "skipped", "error": reason}
+            context.emit("WORK_ITEM_FINISHED", ended, of=item.work_item_id)
+    for issue in list(context.state.issues):
+        if issue.severity == "blocker" and not issue.gate:
+            context.resolve_issue(issue.issue_id)
+
+
+def _run_node(context: Context, node: Node) -> None:
     context.change_state(node.entry)
     context.emit("SECTION_STATE_CHANGED", {"section": node.name, "new_state": "RUNNING"}, of=node.name)
     for level in context.planner().levels(node):
-        planner, items = context.planner(), list[Item]()
-        for worker in level:
-            try:
-                items += planner.items(worker, context.state, forced=forced)
-            except Exception as error:  # noqa: BLE001 - the function that gives the scopes is the user's own
-                message = f"The scopes of {worker.name!r} cannot be told: {error!r}"
-                context.fail(f"{worker.name}:scopes", "SCOPES_FAILED", message)
-            context.resolve_issue(f"{worker.name}:scopes")
-        run_items(context, items, node)
-    if node.loop is not None and (forced or not context.planner().is_done(node, context.state)):
-        run_loop(context, node)
+        run_items(context, _planned(context, level), node)
+    run_loop(context, node)
     context.emit("SECTION_STATE_CHANGED", {"section": node.name, "new_state": "DONE"}, of=node.name)
     context.change_state(node.exit)
+
+
+def _planned(context: Context, level: list[Worker]) -> list[Item]:
+    planner, items = context.planner(), list[Item]()
+    for worker in level:
+        try:
+            items += planner.items(worker, context.state)
+        except Exception as error:  # noqa: BLE001 - the function that gives the scopes is the user's own
+            message = f"The scopes of {worker.name!r} cannot be told: {error!r}"
+            context.fail(f"{worker.name}:scopes", "SCOPES_FAILED", message)
+    try:
+        planner.check_writers(items, context.state)
+    except InvalidGraph as error:
+        context.fail("run", "TWO_WRITERS", str(error))
+    return items

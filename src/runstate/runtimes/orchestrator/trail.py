@@ -5,6 +5,9 @@ Trace and span ids are derived from the run, its nodes and its work items, so th
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -13,6 +16,8 @@ from runstate.models.rundir.events import RunEvent
 from runstate.models.rundir.evolve import Fold
 from runstate.models.rundir.state import RunDirectory
 from runstate.store import Store
+
+logger = logging.getLogger("runstate.orchestrator")
 
 RunStore = Store[RunEvent, RunEvent, RunDirectory]
 
@@ -25,12 +30,26 @@ class Telemetry(Protocol):
     def close(self) -> None: ...
 
 
-class Trail:
-    """Appends the events of one run, and keeps its state up to date in memory."""
+@contextmanager
+def watching() -> Iterator[None]:
+    """Around whoever looks on: what goes wrong there is logged, and never fails a run."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - see above
+        logger.warning("Somebody who watches the run has failed: %r", error)
 
-    def __init__(self, store: RunStore, run_id: str, telemetry: list[Telemetry]) -> None:
+
+class Trail:
+    """Appends the events of one run, and keeps its state up to date in memory.
+
+    It is the only one to append: somebody else's event between two of its own is a SequenceConflict, at once.
+    """
+
+    def __init__(self, store: RunStore, run_id: str, telemetry: list[Telemetry], state: RunDirectory) -> None:
         self._store, self.run_id, self._telemetry = store, run_id, telemetry
-        self._fold = Fold(store.current_state(run_id))
+        info = store.log.stream(run_id)
+        self._last_seq = 0 if info is None else info.last_seq
+        self._fold = Fold(state)
         self._trace_id = digest(f"trace:{run_id}".encode())[:32]
 
     @property
@@ -49,11 +68,13 @@ class Trail:
         )
         if of:
             event.parent_span_id = self._span_id(within or "")
-        done = self._store.append_event(event)
+        done = self._store.append_event(event, expected_seq=self._last_seq)
+        self._last_seq = done.seq
         event.ts = done.persisted_at
         self._fold.apply(kind, done.persisted_at, payload)
         for telemetry in self._telemetry:
-            telemetry.emit(event)
+            with watching():
+                telemetry.emit(event)
 
     def _span_id(self, of: str) -> str:
         return digest(f"span:{self.run_id}:{of}".encode())[:16]
