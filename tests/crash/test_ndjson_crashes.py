@@ -129,7 +129,7 @@ whole_batches = [0, 2, 3, 5]
 @pytest.mark.slow
 @each_form
 def test_a_power_cut_leaves_an_append_of_several_events_whole_or_not_at_all(form: Form) -> None:
-    for crash in every_crash(history(form, batches, snapshots=False), states_max=1000):
+    for crash in every_crash(history(form, batches, snapshots=False), states_max=300):
         seen = check_stored(NdjsonLog(root, disk=crash.disk), crash.acknowledged, crash.during)
         assert len(seen) in whole_batches, crash.during
         check_recovered(crash.disk, form, crash.acknowledged, crash.during)
@@ -157,7 +157,7 @@ def torn_disks(form: Form) -> list[SimulatedDisk]:
         if data.count(b"\n") >= 2 and len(crash.acknowledged) == 2 and (not data.endswith(b"}\n") or b"\0" in data):
             found[data] = crash.disk
     disks = list(found.values())
-    return disks[:: max(1, len(disks) // 12)]
+    return disks[:: max(1, len(disks) // 6)]
 
 
 @pytest.mark.slow
@@ -173,7 +173,7 @@ def test_every_crash_of_a_recovery_is_recovered(form: Form) -> None:
         yield sent[2]
 
     for disk in disks:
-        for crash in every_crash(recover, disk.killed(), states_max=300):
+        for crash in every_crash(recover, disk.killed(), states_max=150):
             check_recovered(crash.disk, form, crash.acknowledged, crash.during)
 
 

@@ -143,7 +143,7 @@ def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Calla
     with ExitStack() as opened:
 
         def opener(**options: Any) -> EngineStore:
-            store: EngineStore = runstate.open(url_of(request.param, tmp_path), **options)
+            store: EngineStore = runstate.open(url_of(request.param, tmp_path), "engine", **options)
             return opened.enter_context(store)
 
         yield opener

@@ -28,15 +28,32 @@ def test_the_golden_snapshot_is_read_and_written_byte_for_byte(golden: Path) -> 
     assert RUNDIR.dump(RUNDIR.load(body)) == body
 
 
-values = [None, True, 0, -1, 2**53 - 1, 1e17, 1e20, 1e21, 1.5e300, 2.0**68, 5e-324, 0.1, -0.0, 1.0, "é", "\u2028\0\x7f"]
+values: list[Any] = [
+    None,
+    True,
+    0,
+    -1,
+    2**53 - 1,
+    1e17,
+    1e20,
+    1e21,
+    1.5e300,
+    2.0**68,
+    5e-324,
+    0.1,
+    -0.0,
+    1.0,
+    "é",
+    "\u2028\0\x7f",
+]
 values += [[], {}, {"\ufb33": 1, "\U0001f600": 2, "é": 3, "z": 4}, {"a": [1e20, {"b": "\U0001f600"}]}]
 
 
 @pytest.mark.parametrize("value", values, ids=repr)
 def test_any_value_comes_back_and_gives_the_same_bytes_again(value: Any) -> None:
-    state = state_with(error=value, location={"x": value})
-    body = RUNDIR.dump(state)
-    assert (RUNDIR.load(body), RUNDIR.dump(RUNDIR.load(body))) == (state, body)
+    body = RUNDIR.dump(state_with(error=value, location={"x": value}))
+    (item,) = json.loads(body, parse_int=float)["work_items"]
+    assert (item["error"], RUNDIR.dump(RUNDIR.load(body))) == (value, body)
 
 
 @pytest.mark.parametrize("name", ["a", "über", "\U0001f600", "\u2028", '"', "x" * 4096])

@@ -10,6 +10,7 @@ frame can hold `,"event":`, because JSON escapes the quotes inside a string, so 
 
 from __future__ import annotations
 
+import re
 from zlib import crc32
 
 import msgspec
@@ -24,7 +25,7 @@ from runstate.models.rundir.model import RunDraft
 CHAIN_BROKEN = "EVENT_CHAIN_BROKEN"
 LINE_DAMAGED = "log.line_damaged"
 OUT_OF_ORDER = "log.out_of_order"
-openings = (b'{"seq":', b'{"event_id":')
+openings = re.compile(rb'{"(?:seq|event_id)":')
 """How the lines that we write begin."""
 
 
@@ -67,6 +68,11 @@ class _Bare(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     event_hash: str | UnsetType = UNSET
 
 
+class _Stamp(msgspec.Struct, gc=False):
+    event_id: str
+    ts: str
+
+
 class _Link(msgspec.Struct, gc=False):
     prev_hash: str = ""
     event_hash: str = ""
@@ -75,6 +81,7 @@ class _Link(msgspec.Struct, gc=False):
 _envelopes = msgspec.json.Decoder(Envelope)
 _frames = msgspec.json.Decoder(_Frame)
 _bares = msgspec.json.Decoder(_Bare)
+_stamps = msgspec.json.Decoder(_Stamp)
 _links = msgspec.json.Decoder(_Link)
 _encode = msgspec.json.Encoder().encode
 
@@ -91,22 +98,29 @@ def write_line(stream: str, seq: int, persisted_at: str, draft: Draft, previous:
     body = draft.render(seq, persisted_at, previous)
     if b"\n" in body or b"\0" in body:
         raise ValueError("an event's line holds a newline or a NUL")
-    line = body if isinstance(draft, RunDraft) else _framed(seq, draft, persisted_at, body)
-    msgspec.json.decode(line, type=msgspec.Raw)  # A line that cannot be read would end the file for every reader.
-    return line, read_line(stream, seq, line, previous)
+    # Read back: a line that nobody can read would end the file for every reader.
+    if isinstance(draft, RunDraft):
+        bare = _bare(body)
+        if bare.run_id != stream:
+            raise ValueError(f"the event belongs to the run {bare.run_id[:80]!r}")
+        return body, Record(stream, seq, bare.event_id, bare.type, bare.event_id, "", bare.ts, bare.ts, body)
+    msgspec.json.decode(body, type=msgspec.Raw)
+    event_id, kind, key, tenant, emitted_at = draft.event_id, draft.type, draft.key, draft.tenant, draft.emitted_at
+    record = Record(stream, seq, event_id, kind, key, tenant, emitted_at, persisted_at, body)
+    return _framed(record), record
 
 
-def _framed(seq: int, draft: Draft, persisted_at: str, body: bytes) -> bytes:
-    head = b'{"seq":%d,"event_id":%b,"type":%b,"key":%b,"tenant":%b,"emitted_at":%b,"persisted_at":"%b"' % (
-        seq,
-        _encode(draft.event_id),
-        _encode(draft.type),
-        _encode(draft.key),
-        _encode(draft.tenant),
-        _encode(draft.emitted_at),
-        persisted_at.encode(),
+def _framed(record: Record) -> bytes:
+    head = b'{"seq":%d,"event_id":%b,"type":%b,"key":%b,"tenant":%b,"emitted_at":%b,"persisted_at":%b' % (
+        record.seq,
+        _encode(record.event_id),
+        _encode(record.type),
+        _encode(record.key),
+        _encode(record.tenant),
+        _encode(record.emitted_at),
+        _encode(record.persisted_at),
     )
-    return b'%b,"crc":"%08x","event":%b}' % (head, crc32(body, crc32(head)), body)
+    return b'%b,"crc":"%08x","event":%b}' % (head, crc32(record.body, crc32(head)), record.body)
 
 
 # --- reading -------------------------------------------------------------------------------------------------
@@ -162,8 +176,11 @@ def envelope_of(line: bytes) -> Envelope:
     """
     if line.startswith(b'{"seq":'):
         return _envelopes.decode(line.partition(b',"event":')[0] + b"}")
-    bare = _bare(line)
-    return Envelope(bare.event_id, "", bare.ts)
+    try:
+        stamp = _stamps.decode(line)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise Damage(LINE_DAMAGED, f"The line is no event of a run: {error}") from error
+    return Envelope(stamp.event_id, "", stamp.ts)
 
 
 def body_of(line: bytes) -> bytes:

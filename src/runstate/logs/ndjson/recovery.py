@@ -17,6 +17,7 @@ from runstate.errors import LogDamaged
 from runstate.logs.disk import Disk, File
 from runstate.logs.log import Finding, StreamInfo
 from runstate.logs.ndjson.files import EVENTS, RunFiles, remove_leftovers
+from runstate.logs.ndjson.index import Index, read_index
 from runstate.logs.ndjson.lines import Damage, Envelope, check_line, envelope_of, read_line
 from runstate.logs.ndjson.reading import (
     Mark,
@@ -57,8 +58,6 @@ class Held:
         self.offsets = array("q")
         self.keys: dict[str, int] = {}
         self.previous: bytes | None = None
-        self.before: bytes | None = None
-        self.last_line = b""
         self.tenant = self.first_at = self.last_at = ""
 
     @property
@@ -70,8 +69,7 @@ class Held:
         self.keys.setdefault(envelope.key, len(self.offsets))
         if not self.end:
             self.tenant, self.first_at = envelope.tenant, envelope.persisted_at
-        self.last_at, self.last_line = envelope.persisted_at, line
-        self.before, self.previous = self.previous, body
+        self.last_at, self.previous = envelope.persisted_at, body
         self.end += len(line) + 1
         self.crc = crc32(b"\n", crc32(line, self.crc))
 
@@ -99,14 +97,12 @@ def load(disk: Disk, files: RunFiles, report: list[Finding]) -> Held:
         LogDamaged: something in it has changed since it was written; nothing was touched.
         OSError: nothing that was acknowledged is lost.
     """
-    held = Held()
     try:
         file = disk.open(files.events)
     except FileNotFoundError:
-        return held
+        return Held()
     try:
-        end = extent(disk, files, file)
-        _read(files.stream, file, end, held)
+        held = _read(files.stream, file, extent(disk, files, file), read_index(disk, files))
         _cut(disk, files, file, held, report)
         file.sync()
         _forget_announcement(disk, files)
@@ -120,22 +116,25 @@ def load(disk: Disk, files: RunFiles, report: list[Finding]) -> Held:
     return held
 
 
-def _read(stream: str, file: File, end: int, held: Held) -> None:
+def _read(stream: str, file: File, end: int, index: Index) -> Held:
+    """Every line of a run, checked: against the index's checksum as far as that goes, else each in full."""
+    held = Held()
+    trusted = 0 if index.end is None or index.end.line_in(file, end) is None else index.end.offset
     for line in whole_lines(file, 0, end):
         seq = held.seq + 1
         try:
-            body = check_line(seq, line, held.previous)
-            envelope = envelope_of(line)
+            if held.end < trusted:
+                held.add(line, check_line(seq, line, held.previous), envelope_of(line))
+                if held.end >= trusted and held.crc != index.crc:
+                    return _read(stream, file, end, Index())
+            else:
+                record = read_line(stream, seq, line, held.previous)
+                held.add(line, record.body, Envelope(record.key, record.tenant, record.persisted_at))
         except Damage as damage:
             if not is_torn(stream, file, seq, held.end, end, held.previous):
                 raise damaged(stream, damage, seq, held.end) from damage
             break
-        held.add(line, body, envelope)
-    if held.seq:
-        try:  # The line that the next one is linked to is checked in full.
-            read_line(stream, held.seq, held.last_line, held.before)
-        except Damage as damage:
-            raise damaged(stream, damage, held.seq, held.offsets[-1]) from damage
+    return held
 
 
 def _cut(disk: Disk, files: RunFiles, file: File, held: Held, report: list[Finding]) -> None:

@@ -87,7 +87,7 @@ _severities = {"blocker": 0, "error": 1, "warn": 2, "info": 3}
 
 def issue_order(issue: Issue) -> tuple[Any, ...]:
     """Issues by severity, gate, path, line and id: the same order in every snapshot."""
-    # Numbers and text alone: 3.0 is read back as 3, and anything else has no order that survives that.
+    # Doubles and text alone: 3.0 is read back as 3, and anything else has no order that survives that.
     location = issue.location or {}
     path, line = location.get("path"), location.get("line")
     if not isinstance(path, str) or not path:
@@ -96,7 +96,7 @@ def issue_order(issue: Issue) -> tuple[Any, ...]:
         _severities[issue.severity],
         issue.gate,
         path,
-        line if type(line) in (int, float) else 0,
+        float(line) if isinstance(line, int | float) and line is not True and line is not False else 0.0,
         issue.issue_id,
     )
 

@@ -125,12 +125,11 @@ class Orchestrator:
         context.files.recover(item.work_item_id for item in context.state.work_items if item.status == "running")
         refresh(context, forced)
         position = self._position(context)
-        if position < len(self._graph.nodes):
+        if context.state.run_state != "COMPLETED" or position < len(self._graph.nodes):
             # Back to where the run may rest, if it was left between two such places.
             context.change_state(self._graph.stable_states()[position])
             for node in self._graph.nodes[position:]:
                 _run_node(context, node)
-        if context.state.run_state != "COMPLETED":
             _close(context)
             context.emit("RUN_COMPLETED", {"result": {"artifacts": len(context.state.artifacts_index)}})
         context.files.drop_staging()

@@ -77,7 +77,9 @@ class Planner:
 
     def __init__(self, graph: Graph, parameters: Mapping[str, Any], paths: Mapping[str, Path]) -> None:
         self._graph, self._view = graph, RunView(parameters, paths)
-        self._makers = {output.name: w for w in graph.workers().values() for output in w.outputs if w.scopes}
+        makers = [(output, worker) for node in graph.nodes for worker in node.workers for output in worker.outputs]
+        self._makers = {output.name: worker for output, worker in makers if worker.scopes is not None}
+        self._declared = {output.name: output for output, _ in makers}
 
     def levels(self, node: Node) -> Iterator[list[Worker]]:
         """The workers of a node in groups: each group needs only what the groups before it have made."""
@@ -141,8 +143,14 @@ class Planner:
     def _targets(self, worker: Worker, key: str) -> dict[str, Target]:
         if worker.scopes is not None:
             return {output.name: Target(scoped(output.name, key), output) for output in worker.outputs}
-        # The fix of a loop may rewrite any scope of an artifact, and calls each by its own name.
-        return {name: Target(name, output) for output in worker.outputs for name in self._all_scopes(output.name)}
+        found = {}
+        for output in worker.outputs:
+            # The fix of a loop may rewrite any scope of an artifact, and calls each by its own name. What it says
+            # nothing about is as the artifact's own worker has declared it.
+            plain = output.schema_id is None and output.check is None
+            declared = self._declared.get(output.name, output) if plain else output
+            found.update((name, Target(name, declared)) for name in self._all_scopes(output.name))
+        return found
 
     def _all_scopes(self, name: str) -> list[str]:
         if "{scope}" not in name:
