@@ -232,6 +232,7 @@ def test_a_planted_bug_is_caught(broken: type[MemoryLog], claim: Callable[..., N
         claim(LogConformance(), broken(), **values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "broken",
     [ForgetsKeys, HidesMismatch, ReadsFromTheSeqOn, UsesPositionsAgain, TakesSnapshotsBackwards, ForgetsToDeleteKeys],

@@ -44,7 +44,7 @@ def note(job: Job) -> None:
 
 
 def make_graph(directory: Path) -> Graph:
-    """Fan-out, a retry, a gathering worker, a loop whose fixes show if one is done twice, and a worker without output."""
+    """Fan-out, a retry, a gathering worker, a loop whose fixes show if done twice, and a worker without output."""
     graph = Graph("small", sources={"text.txt": directory / "text.txt"}, parallel=2)
     splitting = graph.node("splitting")
     counting = graph.node("counting")
@@ -146,7 +146,7 @@ def kill_at_replace(left: int, *, after: bool) -> None:
         if not left:
             die()
 
-    os.replace = counted
+    os.replace = counted  # type: ignore[assignment]
 
 
 def url_of(scheme: str, directory: Path) -> str:
@@ -207,7 +207,7 @@ def in_a_fork(work: Callable[[], None]) -> int:
     if child == 0:
         try:
             work()
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - whatever it is, this fork must not go on as its parent
             sys.excepthook(*sys.exc_info())
             os._exit(1)
         os._exit(0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from runstate.conformance.claims.appends import AppendClaims
 from runstate.conformance.claims.feeds import FeedClaims
 from runstate.conformance.claims.keepings import BlobClaims, DeletionClaims, SnapshotClaims
@@ -40,5 +42,6 @@ class LogConformance(
             "if, and only if, the log declares DURABLE and MULTI_PROCESS"
         )
 
+    @pytest.mark.slow
     def test_any_history_agrees_with_a_dictionary_of_lists(self, opener: Opener) -> None:
         check_histories(opener, self.histories)

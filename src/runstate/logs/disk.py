@@ -14,6 +14,7 @@ Errors are plain `OSError`s with an errno, and the two classes below. A log tran
 import errno
 import os
 import secrets
+import stat
 import sys
 from contextlib import closing, suppress
 from pathlib import Path, PurePath
@@ -204,7 +205,7 @@ class RealDisk:
 
     def open(self, path: PurePath, *, create: bool = False, read_only: bool = False) -> File:
         if read_only:
-            return File(_RealDescriptor(path, os.O_RDONLY), path)
+            return File(_RealDescriptor.of_file(path), path)
         return File(_RealDescriptor(path, _changing | (os.O_CREAT if create else 0)), path)
 
     def create(self, path: PurePath) -> File:
@@ -262,6 +263,15 @@ _changing = os.O_RDWR | os.O_APPEND
 class _RealDescriptor:
     def __init__(self, path: PurePath, flags: int) -> None:
         self._fd = os.open(path, flags, FILE_MODE)
+
+    @classmethod
+    def of_file(cls, path: PurePath) -> Self:
+        """To read alone. The kernel would open a directory too, and refuse only to read from it."""
+        opened = cls(path, os.O_RDONLY)
+        if stat.S_ISDIR(os.fstat(opened._fd).st_mode):
+            opened.close()
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        return opened
 
     def write(self, data: memoryview) -> int:
         return os.write(self._fd, data)

@@ -31,6 +31,17 @@ def test_append_returns_the_offset_where_the_data_begins(tmp_path: Path) -> None
         assert (file.size(), file.read_at(1, 4), file.read_at(4, 99)) == (6, b"netw", b"wo")
 
 
+def test_a_file_opened_to_read_alone_refuses_every_change(tmp_path: Path) -> None:
+    write_new(DISK, tmp_path / "log", b"data")
+    with DISK.open(tmp_path / "log", read_only=True) as file:
+        assert file.read_at(1, 2) == b"at"
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            file.append(b"more")
+        with pytest.raises(OSError, match="Invalid argument"):
+            file.truncate(0)
+    assert DISK.read(tmp_path / "log") == b"data"
+
+
 def test_append_goes_to_the_new_end_after_a_truncation(tmp_path: Path) -> None:
     with DISK.open(tmp_path / "log", create=True) as file:
         file.append(b"one torn")

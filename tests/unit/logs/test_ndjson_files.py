@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from runstate.conformance.notes import keys, note, notes, numbered, snapshot, stored
+from runstate.conformance.workers import Worker, check_stored
+from runstate.conformance.writer import Task
 from runstate.errors import InvalidUrl, LogBusy, LogClosed, LogDamaged, LogFailed, LogNotFound, NotALog, RunstateError
 from runstate.logs.log import StoredSnapshot
 from runstate.logs.ndjson import NdjsonLog, open_url
@@ -96,7 +98,13 @@ def test_a_log_without_hashes_is_read_and_continued(log: NdjsonLog, file: Path) 
     file.parent.mkdir()
     lines = []
     for key in ("a", "b"):
-        members = {"event_id": key, "run_id": "r", "ts": "2026-11-15T09:30:00Z", "type": "NOTED", "payload": {}}
+        members: dict[str, Any] = {
+            "event_id": key,
+            "run_id": "r",
+            "ts": "2026-11-15T09:30:00Z",
+            "type": "NOTED",
+            "payload": {},
+        }
         lines.append(json.dumps(members | {"trace_id": "a" * 32, "span_id": "b" * 16}) + "\n")
     file.write_text("".join(lines))
     assert keys(log.read("r")) == ["a", "b"]
@@ -422,6 +430,22 @@ def test_threads_share_flushes() -> None:
             future.result()
     assert disk.calls["sync"] - before == 1
     assert len(stored(log, "r")) == 17
+
+
+@pytest.mark.slow
+def test_a_run_can_be_read_and_verified_while_another_process_writes_to_it(log: NdjsonLog) -> None:
+    with Worker(f"ndjson:{log.root}") as worker:
+        worker.start(task := Task("r", 200, threads=4))
+        seen: list[str] = []
+        looks = 0
+        while len(seen) < 300:
+            found = keys(stored(log, "r"))
+            assert found[: len(seen)] == seen
+            assert list(log.verify("r")) == []
+            seen, looks = found, looks + 1
+        told = worker.finish()
+    check_stored(log, [task], told)
+    assert looks > 3
 
 
 # --- opening ------------------------------------------------------------------------------------------------------

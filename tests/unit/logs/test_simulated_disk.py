@@ -59,7 +59,7 @@ SLOT, SIZE, DATA = st.integers(0, 1), st.integers(0, 20), st.binary(max_size=9)
 PATH_CALLS = ["read", "exists", "names", "remove", "make_directory", "remove_directory", "sync_directory"]
 STEP = st.one_of(
     st.tuples(st.sampled_from(PATH_CALLS), NAME),
-    st.tuples(st.sampled_from(["open", "create", "open or create", "lock"]), SLOT, NAME),
+    st.tuples(st.sampled_from(["open", "open read_only", "create", "open or create", "lock"]), SLOT, NAME),
     st.tuples(st.just("rename"), NAME, NAME),
     st.tuples(st.sampled_from(["write_new", "replace_durably"]), NAME, DATA),
     st.tuples(st.just("append"), SLOT, DATA),
@@ -85,8 +85,8 @@ class Player:
 
     def perform(self, verb: str, first: Any, *rest: Any) -> object:
         match verb:
-            case "open" | "create" | "open or create":
-                how = {"create": True} if verb == "open or create" else {}
+            case "open" | "open read_only" | "create" | "open or create":
+                how = {"open or create": {"create": True}, "open read_only": {"read_only": True}}.get(verb, {})
                 file = getattr(self.disk, verb.split()[0])(self.root / rest[0], **how)
                 self.perform("close", first)
                 self.files[first] = file
@@ -132,7 +132,7 @@ def test_the_same_calls_have_the_same_outcome_as_on_the_real_disk(steps: list[tu
 def test_each_call_on_each_kind_of_name_has_the_same_outcome_as_on_the_real_disk() -> None:
     for call, name in product(PATH_CALLS, NAMES):
         check_parity((call, name))
-    for call, name in product(["open", "create", "open or create", "lock"], NAMES):
+    for call, name in product(["open", "open read_only", "create", "open or create", "lock"], NAMES):
         check_parity((call, 0, name))
     for source, target in product(NAMES, NAMES):
         check_parity(("rename", source, target))

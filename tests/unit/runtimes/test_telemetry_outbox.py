@@ -175,6 +175,7 @@ def lost(disk: SimulatedDisk, acknowledged: tuple[bytes, ...]) -> set[bytes]:
     return saved - sent - set(drain(outbox_on(disk)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compact_bytes", [1, 1024])
 def test_no_power_cut_loses_a_saved_line(compact_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runstate.runtimes.telemetry.outbox._compact_bytes", compact_bytes)

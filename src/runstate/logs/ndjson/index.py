@@ -11,10 +11,10 @@ from pathlib import PurePath
 
 import msgspec
 
-from runstate.logs.disk import Disk, write_new
+from runstate.logs.disk import Disk, File, write_new
 from runstate.logs.log import StoredSnapshot
 from runstate.logs.ndjson.files import RunFiles
-from runstate.logs.ndjson.reading import Mark, View
+from runstate.logs.ndjson.reading import Mark
 from runstate.logs.ndjson.sealed import sealed, unsealed
 from runstate.models.canonical import digest
 
@@ -59,7 +59,7 @@ def write_index(disk: Disk, files: RunFiles, index: Index) -> None:
     _rename(disk, _written(disk, files.index, sealed(index)), files.index)
 
 
-def find_snapshot(disk: Disk, files: RunFiles, view: View, model: str) -> StoredSnapshot | None:
+def find_snapshot(disk: Disk, files: RunFiles, file: File, model: str) -> StoredSnapshot | None:
     """The snapshot in a model's file, if this log has put it there and its events still are in the log."""
     for _ in range(_tries):
         entries = read_index(disk, files).snapshots.get(model, [])
@@ -70,7 +70,8 @@ def find_snapshot(disk: Disk, files: RunFiles, view: View, model: str) -> Stored
         found = digest(body) if entries else ""
         for entry in entries:
             if entry.digest == found:
-                if entry.mark is not None and entry.mark.line_in(view.file, view.end) is None:
+                # Up to where the file ends now: a writer may have gone on since it was opened.
+                if entry.mark is not None and entry.mark.line_in(file, file.size()) is None:
                     return None
                 return StoredSnapshot(model, entry.version, entry.seq, entry.digest, body)
         if not entries or read_index(disk, files).snapshots.get(model, []) == entries:

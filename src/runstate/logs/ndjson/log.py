@@ -148,7 +148,7 @@ class NdjsonLog:
     def load_snapshot(self, stream: str, model: str) -> StoredSnapshot | None:
         check_stream(stream)
         with self._view(stream) as view:
-            return None if view is None else find_snapshot(self._disk, self._files(stream), view, model)
+            return None if view is None else find_snapshot(self._disk, self._files(stream), view.file, model)
 
     def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
         check_stream(stream)
@@ -156,7 +156,7 @@ class NdjsonLog:
         with self._turn(stream) as run, self._view(stream, snapshot.seq) as view:
             if view is None:
                 raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-            kept = find_snapshot(self._disk, run.files, view, snapshot.model)
+            kept = find_snapshot(self._disk, run.files, view.file, snapshot.model)
             if kept is not None and kept.version == snapshot.version and kept.seq > snapshot.seq:
                 return
             mark = view.mark_at(snapshot.seq) if run.held is None else run.held.mark(snapshot.seq, view.file)
@@ -192,9 +192,11 @@ class NdjsonLog:
         for name in self._names("") if stream is None else [stream]:
             if not is_stream(name):
                 continue
+            # The index first: of two looks at a run that is being written, the later one may show more.
+            index = read_index(self._disk, files := self._files(name))
             with self._view(name) as view:
                 if view is not None:
-                    yield from verify_run(self._disk, self._files(name), view)
+                    yield from verify_run(self._disk, files, index, view)
         if stream is None:
             with _translated():
                 yield from self._blobs.verify()
