@@ -132,15 +132,15 @@ def downstream(state: RunDirectory, changed: Iterable[str]) -> dict[str, str]:
     What depends on what is told by the work items: what each has read, and what it has written.
     """
     edges = [(item.inputs, item.outputs) for item in newest_items(state).values() if item.status == "finished"]
-    because = dict.fromkeys(changed, "")
-    found: dict[str, str] = {}
+    reached, found = set(changed), dict[str, str]()
     grown = True
     while grown:
         grown = False
         for inputs, outputs in edges:
-            cause = next((name for name in inputs if name in because), None)
+            cause = next((name for name in inputs if name in reached), None)
             for output in outputs if cause is not None else ():
-                if output not in because and output not in inputs:
-                    found[output] = because[output] = str(cause)
+                if output not in found and output not in inputs:
+                    found[output] = str(cause)
+                    reached.add(output)
                     grown = True
     return found

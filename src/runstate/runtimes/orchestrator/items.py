@@ -253,10 +253,15 @@ def _failed(code: str, message: str) -> JobResult:
 
 
 def _had_same_inputs(context: Context, item: Item, artifact: str) -> bool:
-    """Whether an artifact was made by the same worker, from inputs of which none was written since."""
-    index = context.state.artifacts_index
+    """Whether an artifact was made by the same worker, from the same inputs, of which none was written since."""
+    index, items = context.state.artifacts_index, context.state.work_items
     known = index[artifact]
-    return known.writer_worker == item.worker.name and all(index[name].ts <= known.ts for name in item.inputs)
+    if known.writer_worker != item.worker.name or any(index[name].ts > known.ts for name in item.inputs):
+        return False
+    # The newest attempt is the one that runs now; it made the artifact itself if it is the only one.
+    attempts = [each for each in items if each.worker == item.worker.name and each.scope_key == item.scope_key]
+    makers = [each for each in attempts if each.status == "finished"] or attempts
+    return makers[-1].inputs == item.inputs
 
 
 def _nondeterministic(item: Item, artifact: str) -> Issue:
