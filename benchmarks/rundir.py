@@ -190,7 +190,12 @@ def cases(quick: bool) -> list[Case]:
         *appends,
         Case("rundir-append-8-threads", _threads(8, 10), (_threads(1, 40),)),
         Case("rundir-fold", Side("fold", folds, replayed), (Side("decode", decodes, replayed),), Aim("rate", 300_000)),
-        Case("rundir-replay", Side("project_snapshot", rebuilds, replayed), (Side("fold", folds, replayed),)),
+        Case(
+            "rundir-replay",
+            Side("project_snapshot", rebuilds, replayed),
+            (Side("fold", folds, replayed),),
+            Aim("rate", 300_000),
+        ),
         Case(
             "rundir-open-long",
             Side(f"{events:,} events", partial(opens, events=events), tail),

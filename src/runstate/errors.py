@@ -91,6 +91,12 @@ class UnknownModel(RunstateError):
     code = "model.unknown"
 
 
+class ModelFailed(RunstateError):
+    """The model cannot fold a stream; mend the model, or read the stream through the one that wrote it."""
+
+    code = "model.failed"
+
+
 # --- what a log answers --------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from runstate.errors import (
     EventTooLarge,
     InvalidTransition,
     KeyMismatch,
+    ModelFailed,
     RunstateError,
     SequenceConflict,
     StreamNotFound,
@@ -347,7 +348,15 @@ class Store(Generic[W, E, S]):
 
     def _fold(self, state: S, stream: str, after_seq: int, until_seq: int | None) -> S:
         # Looking back raises no alerts: whoever folded these events first has raised them.
-        return self.model.fold(state, self.log.lines(stream, after_seq=after_seq, until_seq=until_seq))
+        try:
+            return self.model.fold(state, self.log.lines(stream, after_seq=after_seq, until_seq=until_seq))
+        except RunstateError:
+            raise
+        except Exception as error:
+            raise ModelFailed(
+                f"The model {self.model.name!r} cannot fold the stream {stream!r}: {error!r}; is it the right model?",
+                stream=stream,
+            ) from error
 
     def _seq_at(self, stream: str, at: datetime | str) -> int:
         """The last seq that was stored by a time. A prefix, even if the authority's clock once went backwards."""

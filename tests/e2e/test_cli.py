@@ -183,7 +183,7 @@ def test_diff_shows_what_changed(filled: Cli) -> None:
 
 def test_replay_check_passes_on_a_healthy_store(filled: Cli) -> None:
     outcome = filled("replay", "sqlite:runs.db", "--check")
-    assert (outcome.code, outcome.err.strip()) == (0, "1 streams checked, 0 differ")
+    assert (outcome.code, outcome.err.strip()) == (0, "1 streams: 1 compared, 0 without a snapshot, 0 wrong")
 
 
 def test_replay_check_finds_a_snapshot_that_was_tampered_with_and_replay_mends_it(filled: Cli) -> None:
@@ -191,6 +191,26 @@ def test_replay_check_finds_a_snapshot_that_was_tampered_with_and_replay_mends_i
     assert filled("replay", "sqlite:runs.db", "--check").code == 1
     assert filled("replay", "sqlite:runs.db").code == 0
     assert filled("replay", "sqlite:runs.db", "--check").code == 0
+
+
+def test_replay_check_says_when_there_was_nothing_to_compare(filled: Cli) -> None:
+    _sql("DELETE FROM snapshots")
+    assert "0 compared, 1 without a snapshot" in filled("replay", "sqlite:runs.db", "--check").err
+
+
+def test_a_model_that_cannot_fold_a_stream_is_told_and_the_others_are_replayed(filled: Cli) -> None:
+    Path("broken.py").write_text(thermostat.replace("return Room", "return 1 / 0, Room"))
+    filled("append", "sqlite:runs.db", "-m", "broken.py:Thermostat", stdin=ndjson(heating))
+    failed = filled("replay", "sqlite:runs.db", "kitchen", "-m", "broken.py:Thermostat")
+    assert (failed.code, "kitchen: model.failed" in failed.out) == (1, True)
+    outcome = filled("replay", "sqlite:runs.db")
+    assert (outcome.code, outcome.out.startswith("kitchen: ")) == (1, True)
+    assert "1 streams replayed, 1 could not be" in outcome.err
+
+
+@pytest.mark.parametrize("name", ["[/x]", "no[bold]pe"])
+def test_what_a_user_types_is_shown_as_it_was_typed(filled: Cli, name: str) -> None:
+    assert name in filled("fetch", "sqlite:runs.db", name.replace("/", "|")).err.replace("|", "/")
 
 
 def test_verify_finds_an_edited_event_and_says_where(filled: Cli) -> None:
@@ -359,10 +379,13 @@ class Thermostat(TaggedModel[TargetSet, Room]):
 """
 
 
+heating = {"stream": "kitchen", "key": "k1", "event": {"type": "target_set", "celsius": 21.5}}
+
+
 def test_a_model_in_one_file_works_with_every_command(cli: Cli) -> None:
     Path("thermostat_model.py").write_text(thermostat)
     model = ("--model", "thermostat_model.py:Thermostat")
-    line = {"stream": "kitchen", "key": "k1", "event": {"type": "target_set", "celsius": 21.5}}
+    line = heating
     assert cli("append", "sqlite:home.db", *model, stdin=ndjson(line)).rows[0]["seq"] == 1
     assert json.loads(cli("snapshot", "sqlite:home.db", "kitchen", *model).out) == {"target": 21.5}
     assert cli("replay", "sqlite:home.db", "--check", *model).code == 0

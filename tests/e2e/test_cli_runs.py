@@ -113,6 +113,21 @@ def test_the_log_verifies_and_an_edit_is_found(built: Site) -> None:
     assert "b1:" in found.stdout
 
 
+def test_repair_keeps_what_is_intact_and_the_damaged_file_beside_it(built: Site) -> None:
+    directory = built.directory / "runs/b1"
+    log = directory / "events.ndjson"
+    damaged = log.read_bytes().replace(b"READING", b"WAITING", 1)
+    log.write_bytes(damaged)
+    planned = built("repair", "ndjson:runs", "--dry-run")
+    assert (planned.returncode, log.read_bytes()) == (0, damaged)
+    assert "b1:" in planned.stdout
+    assert built("repair", "ndjson:runs", "b1").returncode == 0
+    assert any(file.read_bytes() == damaged for file in directory.iterdir() if "damaged" in file.name)
+    assert damaged.startswith(log.read_bytes())
+    assert built("verify", "ndjson:runs").returncode == 0
+    assert built("resume", "b1").returncode == 0
+
+
 def test_a_snapshot_that_is_garbage_is_rebuilt(built: Site) -> None:
     snapshot = built.directory / "runs/b1/snapshot.json"
     before = snapshot.read_bytes()
@@ -154,7 +169,19 @@ def test_a_failure_leaves_a_blocker_a_summary_and_exit_code_1_and_can_be_resumed
     assert [i["status"] for i in site.state("f1")["issues"]] == ["RESOLVED"]
 
 
-def test_an_interrupt_cancels_in_good_order_and_resume_goes_on(site: Site) -> None:
+def test_a_run_is_not_resumed_with_another_graph(built: Site) -> None:
+    (built.directory / "app.py").write_text(
+        "from runstate.runtimes.orchestrator import Graph\n"
+        "graph = Graph('other')\n"
+        "@graph.node('n').worker(outputs=['out.txt'])\n"
+        "def work(job): job.write('out.txt', 'x')\n"
+    )
+    refused = built("resume", "b1", "--app", "app.py:graph")
+    assert (refused.returncode, "graph.invalid" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_cancels_in_good_order_and_resume_goes_on(site: Site, number: signal.Signals) -> None:
     (site.directory / "app.py").write_text(
         "import os, time\n"
         "from runstate.runtimes.orchestrator import Graph\n"
@@ -171,9 +198,10 @@ def test_an_interrupt_cancels_in_good_order_and_resume_goes_on(site: Site) -> No
     )
     while not (site.directory / "started").exists():
         assert running.poll() is None
-    running.send_signal(signal.SIGINT)
+    running.send_signal(number)
     _, err = running.communicate(timeout=30)
     assert running.returncode == 1
+    assert b"go on with: runstate resume runs/c1" in err
     assert b"run.cancelled" in err
     assert site.state("c1")["run_state"] == "CANCELLED"
     (site.directory / "go").touch()

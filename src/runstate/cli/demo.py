@@ -30,11 +30,11 @@ def demo(
     to: Annotated[Path, typer.Option("--to", help="The directory for the demo's files.")] = Path("demo"),
 ) -> None:
     """Run the whole system on embedded defaults: a fleet of runs, a kill, a resume, and the proof."""
-    path = to / "runs.db"
+    path = to / "runstate-demo.db"
     try:
         to.mkdir(parents=True, exist_ok=True)
-        for leftover in to.glob("runs.db*"):
-            leftover.unlink()
+        for leftover in (path, to / f"{path.name}-wal", to / f"{path.name}-shm"):
+            leftover.unlink(missing_ok=True)
     except OSError as error:
         raise LogFailed(f"{to} cannot be written: {error.strerror}") from error
     url = f"sqlite:{path}"
@@ -60,11 +60,11 @@ def demo(
         damage = list(store.log.verify())
         words.print(f"lag {projector.lag_s:.1f} s; {differ} snapshots differ from a replay; {len(damage)} damaged")
         _show(store, alerts)
-    words.rule("look at it yourself")
+    words.rule("look at it yourself (after: . .venv/bin/activate)")
     for command in ("streams", "tail", "verify", "replay --check"):
         name, *options = command.split()
-        words.print(f"  runstate {name} {url} {' '.join(options)}", highlight=False)
-    words.print(f"  runstate snapshot {url} run-0007\n  runstate diff {url} run-0007 --from 2 --to 5", highlight=False)
+        words.print(f"  runstate {name} {url} {' '.join(options)}")
+    words.print(f"  runstate snapshot {url} run-0007\n  runstate diff {url} run-0007 --from 2 --to 5")
     if acknowledged > stored or differ or damage:
         raise typer.Exit(1)
 

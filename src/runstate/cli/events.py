@@ -100,6 +100,8 @@ def tail(
 ) -> None:
     """Print the feed: the events of all streams, in the order in which they were committed."""
     with existing(url, model) as store:
+        if stream is not None and not follow and store.log.stream(stream) is None:
+            raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
         position = Position(after) if after is not None else None
         left = limit
         try:
@@ -119,7 +121,7 @@ def tail(
                     time.sleep(_poll_s)
         except KeyboardInterrupt:
             words.print()
-        if stream is None:
+        if stream is None or left is None:
             words.print(f"go on with --after {position or 0}")
 
 
@@ -166,7 +168,7 @@ def _check_all(store: Store[Any, Any, Any], lines: BinaryIO, bytes_max: int) -> 
             if len(problems) == _reported_max:
                 break
     for problem in problems[1:]:
-        words.print(f"line {problem.details['line']}: {problem.code}: {problem}", highlight=False, markup=False)
+        words.print(f"line {problem.details['line']}: {problem.code}: {problem}")
     if problems:
         words.print("nothing was written")
         raise problems[0]

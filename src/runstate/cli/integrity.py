@@ -20,18 +20,19 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Look for damage: missing, changed or foreign events, snapshots and blobs. Exit code 1 when there is some."""
-    damage = 0
+    damage = warnings = 0
     with open_log(url, create=False) as log:
         if stream is not None and log.stream(stream) is None:
             raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
         for finding in progress(log.verify(stream), "verifying"):
             damage += finding.severity == "damage"
+            warnings += finding.severity == "warning"
             if as_json:
                 write_json(finding)
             else:
                 where = ":".join(str(part) for part in (finding.stream, finding.seq) if part is not None)
                 write_line(f"{where or url}: {finding.code}: {finding.message}".encode())
-    words.print("intact" if not damage else f"{damage} findings")
+    words.print(f"{damage} damaged, {warnings} warnings" if damage or warnings else "intact")
     raise typer.Exit(1 if damage else 0)
 
 

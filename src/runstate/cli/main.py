@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 import typer
+from rich.text import Text
 
 from runstate.cli import demo, events, integrity, runs, states
 from runstate.cli.output import silence_stdout, words
@@ -70,11 +71,15 @@ def main() -> None:
             sys.stderr.buffer.write(msgspec.json.encode(error.as_data()) + b"\n")
         else:
             where = f"line {error.details['line']}: " if "line" in error.details else ""
-            words.print(f"[bold red]error\\[{error.code}][/]", f"{where}{error}", highlight=False, markup=True)
+            words.print(Text.assemble((f"error[{error.code}]", "bold red"), f" {where}{error}"))
         sys.exit(_exit_code(error))
     except BrokenPipeError:
         silence_stdout()
         sys.exit(0)
+    except OSError as error:
+        words.print(Text.assemble(("error[os]", "bold red"), f" {error}"))
+        silence_stdout()
+        sys.exit(exit_usage)
 
 
 def _exit_code(error: RunstateError) -> int:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 T = TypeVar("T")
 
-words = Console(stderr=True)
+words = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
 """For people: what happened, what to do."""
 
 

@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +21,8 @@ from runstate.cli.options import AsJson
 from runstate.cli.output import words, write_json, write_table
 from runstate.errors import LogNotFound, StreamNotFound
 from runstate.models.rundir import RUNDIR, RunDirectory, RunEvent
-from runstate.runtimes.orchestrator import Orchestrator, load_graph
+from runstate.runtimes.orchestrator import Orchestrator, RunCancelled, RunFailed, load_graph
+from runstate.runtimes.orchestrator.artifacts import newest_items
 from runstate.runtimes.orchestrator.context import Progress
 from runstate.runtimes.orchestrator.pool import ProcessPool
 from runstate.runtimes.orchestrator.trail import RunStore
@@ -57,8 +58,9 @@ def run(
     parameters = dict(_parameter(each) for each in parameter or [])
     with ExitStack() as stack:
         orchestrator = _orchestrator(stack, place, runs, run_id, telemetry)
-        words.print(f"run {run_id}", highlight=False)
-        _report(orchestrator.start(parameters), as_json)
+        words.print(f"run {run_id}")
+        with _a_way_on(runs, run_id):
+            _report(orchestrator.start(parameters), as_json)
 
 
 def resume(
@@ -78,7 +80,14 @@ def resume(
             created = store.fetch_events(run_id, limit=1)[0]
         app = str(created.payload.get("config", {}).get("place", ""))
     with ExitStack() as stack:
-        _report(_orchestrator(stack, app, runs, run_id, telemetry).resume(force=set(force or [])), as_json)
+        orchestrator = _orchestrator(stack, app, runs, run_id, telemetry)
+        with _store(runs, create=False) as store:
+            finished = _finished(store.current_state(run_id))
+        with _a_way_on(runs, run_id):
+            state = orchestrator.resume(force=set(force or []))
+        _report(state, as_json)
+        again = len(_finished(state) - finished)
+        words.print(f"{again} work items done now, the others were up to date" if again else "nothing had to be done")
 
 
 def status(
@@ -128,9 +137,26 @@ def _orchestrator(
         progress=_progress(stack),
         place=place,
     )
-    previous = signal.signal(signal.SIGINT, lambda *_: orchestrator.cancelled.set())
-    stack.callback(signal.signal, signal.SIGINT, previous)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        previous = signal.signal(number, lambda *_: orchestrator.cancelled.set())
+        stack.callback(signal.signal, number, previous)
     return orchestrator
+
+
+@contextmanager
+def _a_way_on(runs: Path, run_id: str) -> Iterator[None]:
+    """Whoever meets a failure is told where to read about it, and how to go on."""
+    try:
+        yield
+    except (RunFailed, RunCancelled) as ended:
+        if isinstance(ended, RunFailed):
+            words.print(f"what happened: {runs / run_id / 'failure.md'}")
+        words.print(f"go on with: runstate resume {runs / run_id}")
+        raise
+
+
+def _finished(state: RunDirectory) -> set[str]:
+    return {item.work_item_id for item in state.work_items if item.status == "finished"}
 
 
 def _store(runs: Path, *, create: bool) -> RunStore:
@@ -183,10 +209,14 @@ def _report(state: RunDirectory, as_json: bool) -> None:
     if as_json:
         write_json(msgspec.to_builtins(state))
         return
-    words.print(f"run {state.run_id}: {state.run_state}", highlight=False)
+    words.print(f"run {state.run_id}: {state.run_state}")
+    newest = newest_items(state).values()
     write_table(
-        ("work item", "status", "attempt", "started", "finished"),
-        ((f"{i.worker} {i.scope_key}", i.status, i.attempt, i.started_at, i.finished_at) for i in state.work_items),
+        ("work item", "status", "attempt", "started", "finished", "error"),
+        (
+            (f"{i.worker} {i.scope_key}", i.status, i.attempt, i.started_at, i.finished_at, _message(i.error))
+            for i in newest
+        ),
     )
     artifacts = sorted(state.artifacts_index.items())
     write_table(
@@ -196,3 +226,7 @@ def _report(state: RunDirectory, as_json: bool) -> None:
     if state.issues:
         columns = ("issue", "severity", "status", "message")
         write_table(columns, ((i.issue_id, i.severity, i.status, i.message) for i in state.issues))
+
+
+def _message(error: Any) -> str:
+    return str(error.get("message", ""))[:60] if isinstance(error, dict) else ""

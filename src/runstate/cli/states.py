@@ -10,7 +10,7 @@ import typer
 
 from runstate.cli.options import AsJson, Limit, ModelName, Stream, Url, existing
 from runstate.cli.output import progress, words, write_json, write_line, write_table
-from runstate.errors import StreamNotFound
+from runstate.errors import LogDamaged, RunstateError, StreamNotFound
 from runstate.logs.log import StoredSnapshot, StreamInfo
 from runstate.store import Store
 
@@ -57,6 +57,8 @@ def snapshot(
             except ValueError as error:
                 raise typer.BadParameter(str(error)) from error
         else:
+            if store.log.stream(stream) is None:
+                raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
             stored = store.snapshots.stored(stream)
             if stored is None:
                 raise StreamNotFound(f"No snapshot of {stream!r} is kept; --project folds it from the log")
@@ -92,22 +94,28 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Rebuild snapshots from the log; with --check compare them byte for byte. Exit code 1 when one differs."""
-    done = different = 0
+    done = compared = wrong = 0
     with existing(url, model) as store:
         for name in progress(_names(store, stream), "checking" if check else "replaying"):
             done += 1
-            if not check:
-                store.rebuild_snapshot(name)
-                continue
-            kept = store.snapshots.stored(name)
-            if kept is not None and _again(store, name, kept) != kept.body:
-                different += 1
+            try:
+                if not check:
+                    store.rebuild_snapshot(name)
+                elif (kept := store.snapshots.stored(name)) is not None:
+                    compared += 1
+                    if _again(store, name, kept) != kept.body:
+                        raise LogDamaged(f"The snapshot at {kept.seq} is not what the log gives", seq=kept.seq)
+            except RunstateError as error:  # One bad stream does not keep the others from being looked at.
+                wrong += 1
                 if as_json:
-                    write_json({"stream": name, "seq": kept.seq, "code": "snapshot.differs"})
+                    write_json({"stream": name, **error.as_data()})
                 else:
-                    write_line(f"{name}: the snapshot at {kept.seq} is not what the log gives".encode())
-    words.print(f"{done} streams " + (f"checked, {different} differ" if check else "replayed"))
-    raise typer.Exit(1 if different else 0)
+                    write_line(f"{name}: {error.code}: {error}".encode())
+    if check:
+        words.print(f"{done} streams: {compared} compared, {done - compared} without a snapshot, {wrong} wrong")
+    else:
+        words.print(f"{done - wrong} streams replayed" + (f", {wrong} could not be" if wrong else ""))
+    raise typer.Exit(1 if wrong else 0)
 
 
 def _again(store: Store[Any, Any, Any], stream: str, kept: StoredSnapshot) -> bytes:
@@ -144,4 +152,5 @@ def _row(info: StreamInfo, status: str) -> tuple[Any, ...]:
 
 
 def _brief(value: Any) -> str:
-    return "" if value is None else msgspec.json.encode(value).decode()[:60]
+    text = "" if value is None else msgspec.json.encode(value).decode()
+    return text if len(text) <= 60 else text[:59] + "…"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,18 @@ def load_place(place: str) -> Any:
     if not colon or not module:
         raise ValueError(f"{place!r} names no place: write FILE.py:NAME")
     return getattr(_module(module), attribute)
+
+
+def why(place: str, error: BaseException) -> str:
+    """Why nothing could be loaded from a place, in words for its author: what went wrong, in which file and line."""
+    module, _, attribute = place.rpartition(":")
+    if isinstance(error, FileNotFoundError):
+        return f"there is no file {module}"
+    if isinstance(error, AttributeError) and error.name == attribute:
+        return f"{module} has no {attribute!r}"
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"
 
 
 def _module(place: str) -> ModuleType:

@@ -9,7 +9,7 @@ from typing import Any
 
 from runstate.errors import UnknownModel
 from runstate.models.model import Model
-from runstate.models.places import load_place
+from runstate.models.places import load_place, why
 
 _group = "runstate.models"
 
@@ -35,7 +35,7 @@ def find_model(name: str) -> Model[Any, Any, Any]:
     try:
         found = load_place(name)
     except Exception as error:
-        raise UnknownModel(f"The model {name!r} cannot be loaded: {error!r}") from error
+        raise UnknownModel(f"The model {name!r} cannot be loaded: {why(name, error)}") from error
     return _as_model(found, name)
 
 

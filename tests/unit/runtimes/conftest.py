@@ -137,6 +137,14 @@ def any_shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Worksho
 
 
 @pytest.fixture
+def ndjson_shop(tmp_path: Path) -> Iterator[Workshop]:
+    """A workshop whose runs are run directories in full."""
+    made = Workshop(tmp_path, _url("ndjson", tmp_path))
+    yield made
+    made.store.close()
+
+
+@pytest.fixture
 def line_of(shop: Workshop) -> Callable[..., Graph]:
     """`line_of(*names)`: a graph of one node for each name, whose worker copies what the one before it wrote."""
 

@@ -204,7 +204,7 @@ def test_a_graph_is_refused(spoil: Callable[[Graph, Node, Node], None], said: st
 
 @pytest.mark.parametrize("keys", [["../x"], [""], ["a", "a"], ["a", 7], [None], [b"a"], ["."], [".."], ["a/b"], "ab"])
 def test_scope_keys_are_refused(keys: list[str]) -> None:
-    graph, first, _ = two_nodes()
+    _, first, _ = two_nodes()
     first.worker(outputs=["{scope}"], scopes=lambda view: keys)(work)
     with pytest.raises(InvalidGraph):
         check_scopes(first.workers[0], keys)

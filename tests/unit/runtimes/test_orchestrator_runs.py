@@ -182,7 +182,7 @@ def test_scopes_may_come_from_sources_parameters_and_artifacts(shop: Any) -> Non
     graph = Graph("s", sources={f"posts/{name}": shop.directory / "posts" / name for name in "ab"})
 
     def posts(view: RunView) -> list[str]:
-        return [Path(name).name for name in view.artifacts() if name.startswith("posts/")] + view.parameters["more"]
+        return [*(Path(name).name for name in view.artifacts() if name.startswith("posts/")), *view.parameters["more"]]
 
     @graph.node("n").worker(outputs=["copy/{scope}"], scopes=posts)
     def copy(job: Job) -> None:
@@ -289,7 +289,7 @@ def test_somebody_elses_event_in_the_trail_stops_the_run(shop: Any) -> None:
         shop.start(graph)
 
 
-# --- whoever watches ---------------------------------------------------------------------------------------------------
+# --- whoever watches -------------------------------------------------------------------------------------------------
 
 
 def test_telemetry_and_progress_never_fail_a_run(shop: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -197,6 +197,13 @@ class NdjsonLog:
             with self._view(name) as view:
                 if view is not None:
                     yield from verify_run(self._disk, files, index, view)
+                elif index.end is not None:
+                    yield Finding(
+                        code="log.events_missing",
+                        message=f"There were {index.end.seq} events, and the file is gone",
+                        stream=name,
+                        seq=1,
+                    )
         if stream is None:
             with _translated():
                 yield from self._blobs.verify()

@@ -21,7 +21,17 @@ _snapshots = "SELECT s.stream, n.seq, n.digest, n.body FROM snapshots n JOIN str
 
 
 def verify_file(reader: sqlite3.Connection, stream: str | None) -> Iterator[Finding]:
-    """Findings for one stream, or for the whole file."""
+    """Findings for one stream, or for the whole file, as far as SQLite can still read it."""
+    try:
+        yield from _findings(reader, stream)
+    except sqlite3.DatabaseError as error:
+        yield Finding(
+            code="sqlite.structure",
+            message=f"SQLite cannot read on ({error}); keep a copy of the file, and restore it from a backup",
+        )
+
+
+def _findings(reader: sqlite3.Connection, stream: str | None) -> Iterator[Finding]:
     only, values = ("", ()) if stream is None else (" WHERE stream = ?", (stream,))
     if stream is None:
         yield from _structure(reader)

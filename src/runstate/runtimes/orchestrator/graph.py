@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from runstate.errors import RunstateError
-from runstate.models.places import load_place
+from runstate.models.places import load_place, why
 
 if TYPE_CHECKING:
     from runstate.runtimes.orchestrator.job import Job, RunView
@@ -316,7 +316,7 @@ def load_graph(place: str) -> Graph:
     try:
         graph = load_place(place)
     except Exception as error:
-        raise InvalidGraph(f"The graph {place!r} cannot be loaded: {error!r}") from error
+        raise InvalidGraph(f"The graph {place!r} cannot be loaded: {why(place, error)}") from error
     if not isinstance(graph, Graph):
         raise InvalidGraph(f"{place!r} is a {type(graph).__name__}, not a Graph")
     graph.check()

@@ -28,7 +28,8 @@ from runstate.runtimes.orchestrator.planning import Item
 from runstate.runtimes.orchestrator.pool import Pool
 from runstate.runtimes.orchestrator.staleness import refresh
 from runstate.runtimes.orchestrator.summary import drop_failure_summary, write_failure_summary
-from runstate.runtimes.orchestrator.trail import RunStore, Telemetry, Trail
+from runstate.runtimes.orchestrator.trail import RunStore, Trail
+from runstate.runtimes.telemetry import Telemetry
 
 
 class MissingInput(RunstateError):
@@ -165,7 +166,7 @@ class Orchestrator:
             lock.release()
 
     def _refuse_existing(self) -> None:
-        if self._store.log.stream(self.run_id) is not None:
+        if self._store.log.stream(self.run_id) is not None or self._has_snapshot():
             raise RunExists(f"There is a run {self.run_id!r} already; go on with it by resume")
 
     def _check_sources(self) -> None:
@@ -174,8 +175,10 @@ class Orchestrator:
                 raise MissingInput(f"The source {name!r} is not there: {path.absolute()}", name=name)
 
     def _has_snapshot(self) -> bool:
+        """Whether a snapshot is left of the run, be it without its log."""
         try:
-            return self._store.snapshots.stored(self.run_id) is not None
+            stored = self._store.snapshots.stored(self.run_id)
+            return stored is not None or (self._directory / "snapshot.json").exists()
         except SnapshotTooNew:
             raise
         except RunstateError:
@@ -193,8 +196,11 @@ class Orchestrator:
                 self._store.snapshots.forget(self.run_id)
                 self._store.rebuild_snapshot(self.run_id)
             created = self._store.fetch_events(self.run_id, limit=1)[0]
+            begun_with = created.payload.get("config", {}).get("graph", self._graph.name)
+            if begun_with != self._graph.name:
+                raise InvalidGraph(f"The run {self.run_id!r} was begun with the graph {begun_with!r}")
             return created.payload.get("parameters", {}), self._store.current_state(self.run_id)
-        except SnapshotTooNew:
+        except (SnapshotTooNew, InvalidGraph):
             raise
         except (RunstateError, msgspec.MsgspecError) as error:
             raise self._without_state(error) from error

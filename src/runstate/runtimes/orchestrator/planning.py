@@ -143,7 +143,7 @@ class Planner:
     def _targets(self, worker: Worker, key: str) -> dict[str, Target]:
         if worker.scopes is not None:
             return {output.name: Target(scoped(output.name, key), output) for output in worker.outputs}
-        found = {}
+        found: dict[str, Target] = {}
         for output in worker.outputs:
             # The fix of a loop may rewrite any scope of an artifact, and calls each by its own name. What it says
             # nothing about is as the artifact's own worker has declared it.

@@ -24,7 +24,12 @@ def failure_summary(state: RunDirectory, error: str) -> str:
         lines += ["## Open issues", ""]
         lines += [f"- {issue.severity}: {_one_line(issue.message)} ({issue.issue_id})" for issue in still_open]
         lines.append("")
-    lines += [f"{finished} work items are finished and will not run again.", "", "Go on with `runstate resume`.", ""]
+    lines += [
+        f"{finished} work items are finished and will not run again.",
+        "",
+        f"Go on with `runstate resume {state.run_id}`.",
+        "",
+    ]
     return "\n".join(lines)
 
 

@@ -8,26 +8,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from runstate.models.canonical import digest
 from runstate.models.rundir.events import RunEvent
 from runstate.models.rundir.evolve import Fold
 from runstate.models.rundir.state import RunDirectory
+from runstate.runtimes.telemetry import Telemetry
 from runstate.store import Store
 
 logger = logging.getLogger("runstate.orchestrator")
 
 RunStore = Store[RunEvent, RunEvent, RunDirectory]
-
-
-class Telemetry(Protocol):
-    """Whoever else wants to know. It never fails a run."""
-
-    def emit(self, event: RunEvent) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @contextmanager
