@@ -56,7 +56,7 @@ WHERE {_of_stream} AND seq > ? ORDER BY seq LIMIT ?
 """
 _find = f"SELECT {_record_columns} FROM events e WHERE {_of_stream} AND key = ?"
 _lines = f"SELECT seq, body FROM events WHERE {_of_stream} AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
-_lines_page = 4096
+_lines_page = 1024
 _feed = f"""
 SELECT e.position, s.stream, {_record_columns} FROM events e JOIN streams s ON s.id = e.stream_id
 WHERE e.position > ? ORDER BY e.position LIMIT ?
@@ -144,13 +144,14 @@ class SqliteLog:
         after = _place(after_seq)
         while True:
             # Page by page: a cursor left open by a caller that reads on later would keep SQLite from cleaning up.
+            page: list[bytes] = []
             with self._reader() as reader:
-                page = reader.execute(_lines, (stream, after, until, _lines_page)).fetchall()
-            for _, body in page:
-                yield body
+                for seq, body in reader.execute(_lines, (stream, after, until, _lines_page)):
+                    page.append(body)
+                    after = seq
+            yield from page
             if len(page) < _lines_page:
                 return
-            after = page[-1][0]
 
     def find(self, stream: str, key: str) -> Record | None:
         check_stream(stream)
