@@ -7,7 +7,9 @@ handed out under the same lock, so the order of the feed is the order of the com
 from __future__ import annotations
 
 import os
+import random
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -116,9 +118,7 @@ class SqliteLog:
             raise LogNotFound(f"There is no file {self.path}", path=str(self.path))
         first = self._connect()
         try:
-            prepare(first)
-        except sqlite3.Error as error:
-            raise translate(error) from error
+            self._prepare(first)
         finally:
             first.close()
         self._writer = Writer(self._connect, busy_timeout_s)
@@ -259,6 +259,19 @@ class SqliteLog:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        """Bring the file up to date, together with whoever else opens it now."""
+        deadline = time.monotonic() + self._busy_timeout_s
+        while True:
+            try:
+                prepare(connection)
+                return
+            except sqlite3.Error as error:
+                # SQLite does not wait by itself for the lock that changing to WAL mode needs.
+                if primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise translate(error) from error
+            time.sleep(random.uniform(0.001, 0.01))  # noqa: S311 - no secret, a pause
 
     def _check_open(self) -> None:
         if self._closed:
