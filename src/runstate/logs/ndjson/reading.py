@@ -21,7 +21,6 @@ from runstate.logs.ndjson.sealed import unsealed
 
 chunk_bytes = 1 << 20
 _starts_max = 16
-_hash_name = b'","event_hash":"'
 
 
 class Mark(msgspec.Struct, frozen=True, gc=False):
@@ -70,11 +69,18 @@ def announcement(disk: Disk, files: RunFiles) -> Announcement | None:
 
 def whole_lines(file: File, start: int, end: int) -> Iterator[bytes]:
     """The lines between two offsets without their newlines; an unfinished last one is left out."""
-    rest = b""
+    for block in _blocks(file, start, end):
+        yield from block
+
+
+def _blocks(file: File, start: int, end: int) -> Iterator[list[bytes]]:
+    """`whole_lines`, many at a time. The first comes alone, since only it may have no line before it."""
+    rest, alone = b"", 1
     while start < end and (chunk := file.read_at(start, min(chunk_bytes, end - start))):
         start += len(chunk)
         *lines, rest = (rest + chunk).split(b"\n")
-        yield from lines
+        yield from filter(None, (lines[:alone], lines[alone:]))
+        alone = alone and not lines
 
 
 class View:
@@ -96,25 +102,24 @@ class View:
         until = float("inf") if until_seq is None else until_seq
         if seq >= until:
             return
-        link: bytes | None = None
-        for line in whole_lines(self.file, offset, self.end):
-            seq += 1
-            if line[-160:-66] == link and line[-2:] == b'"}':
-                previous = (
-                    line  # What `check_line` would find out, for the lines that we write, at a third of its cost.
-                )
-            else:
+        for block in _blocks(self.file, offset, self.end):
+            if seq >= after_seq and seq + len(block) <= until and _is_chain(previous, block):
+                # What `check_line` would find out of the lines that we write, at a fifth of its cost.
+                seq, offset, previous = seq + len(block), offset + sum(map(len, block)) + len(block), block[-1]
+                yield from block
+                continue
+            for line in block:
+                seq += 1
                 try:
                     previous = check_line(seq, line, previous)
                 except Damage as damage:
                     self._stop(damage, seq, offset, previous)
                     return
-            link = b',"prev_hash":"%b","event_hash":"' % line[-66:-2] if line[-82:-66] == _hash_name else None
-            offset += len(line) + 1
-            if seq > after_seq:
-                yield previous
-            if seq >= until:
-                return
+                offset += len(line) + 1
+                if seq > after_seq:
+                    yield previous
+                if seq >= until:
+                    return
 
     def records(self, after_seq: int, limit: int | None = None, *, strict: bool = True) -> Iterator[Record]:
         """The records with `seq > after_seq`, each fully checked; not `strict`: up to the damage, without a word.
@@ -193,6 +198,16 @@ class View:
     def _stop(self, damage: Damage, seq: int, offset: int, previous: bytes | None) -> None:
         if not is_torn(self.stream, self.file, seq, offset, self.end, previous):
             raise damaged(self.stream, damage, seq, offset)
+
+
+def _is_chain(previous: bytes | None, block: list[bytes]) -> bool:
+    """Whether all lines end as we write them, each with the hash of the line before it."""
+    if previous is None:
+        return False
+    hashes = [previous[-66:-2], *(line[-66:-2] for line in block)]
+    endings = [b',"prev_hash":"%b","event_hash":"' % event_hash for event_hash in hashes]
+    ends = [line[-2:] for line in block].count(b'"}')
+    return [line[-160:-66] for line in block] == endings[:-1] and ends == len(block)
 
 
 def damaged(stream: str, damage: Damage, seq: int, offset: int) -> LogDamaged:
