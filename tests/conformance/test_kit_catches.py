@@ -1,7 +1,7 @@
 """The kit's own test: logs with a bug planted in each, and the claim that must find it."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +20,7 @@ from runstate.logs.log import (
     Capability,
     EventLog,
     FeedPage,
+    Head,
     Position,
     Record,
     StoredSnapshot,
@@ -178,6 +179,16 @@ class ListsLikeADictionary(MemoryLog):
         return sorted(super().streams(after=after, limit=limit), key=lambda info: info.stream.casefold())
 
 
+class ListsHeadsByTheirBeginning(MemoryLog):
+    def heads(self, *, after: str = "", until: str | None = None) -> Iterator[Head]:
+        return super().heads(after=after, until=until and until + "~")
+
+
+class TellsVersionsByCount(MemoryLog):
+    def heads(self, *, after: str = "", until: str | None = None) -> Iterator[Head]:
+        return (Head(h.stream, h.weight, str(h.weight)) for h in super().heads(after=after, until=until))
+
+
 class ImitatesAFeed(MemoryLog):
     capabilities = MemoryLog.capabilities - {Capability.FEED}
 
@@ -219,6 +230,12 @@ planted: list[Case] = [
     (ForgetsToDeleteSnapshots, kit.test_snapshots_go_with_their_stream, {}),
     (ForgetsToDeleteKeys, kit.test_a_deleted_stream_can_start_again, {}),
     (ListsLikeADictionary, kit.test_streams_are_listed_by_code_point, {}),
+    (
+        ListsHeadsByTheirBeginning,
+        kit.test_heads_are_the_streams_within_a_range_by_code_point,
+        {"after": "", "until": "b"},
+    ),
+    (TellsVersionsByCount, kit.test_a_stream_begun_again_has_another_version, {}),
     (ImitatesAFeed, kit.test_the_feed_covers_all_streams, {}),
     (ClaimsToLast, kit.test_every_capability_that_is_declared_is_tested, {}),
     (StaysOpen, kit.test_leaving_the_block_closes_the_log, {}),

@@ -65,6 +65,9 @@ class Disk(Protocol):
 
     def exists(self, path: PurePath) -> bool: ...
 
+    def stamp(self, path: PurePath) -> tuple[int, str]:
+        """A file's size, and a text that changes whenever the file does, or is another one."""
+
     def names(self, path: PurePath) -> list[str]:
         """What a directory holds, sorted."""
 
@@ -216,6 +219,10 @@ class RealDisk:
 
     def exists(self, path: PurePath) -> bool:
         return Path(path).exists()
+
+    def stamp(self, path: PurePath) -> tuple[int, str]:
+        found = os.stat(path)
+        return found.st_size, f"{found.st_ino:x}.{found.st_mtime_ns:x}.{found.st_size:x}"
 
     def names(self, path: PurePath) -> list[str]:
         return sorted(os.listdir(path))

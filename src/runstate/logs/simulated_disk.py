@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import PurePath, PurePosixPath
 from typing import Generic, Literal, TypeVar
+from zlib import crc32
 
 from runstate.logs.crash_states import (
     DirectoryInode,
@@ -47,7 +48,7 @@ T = TypeVar("T")
 Node = TypeVar("Node", "FileInode", "DirectoryInode")
 
 Operation = Literal[
-    "open", "create", "read", "write", "truncate", "sync", "names", "rename", "remove",
+    "open", "create", "read", "stamp", "write", "truncate", "sync", "names", "rename", "remove",
     "make_directory", "remove_directory", "sync_directory", "lock",
 ]  # fmt: skip
 Phase = Literal["before", "after"]
@@ -151,6 +152,9 @@ class SimulatedDisk:
 
     def read(self, path: PurePath) -> bytes:
         return self.call("read", path, lambda: bytes(self._file(path).current))
+
+    def stamp(self, path: PurePath) -> tuple[int, str]:
+        return self.call("stamp", path, lambda: _stamp(bytes(self._file(path).current)))
 
     def exists(self, path: PurePath) -> bool:
         try:
@@ -318,6 +322,10 @@ class SimulatedDisk:
             raise LockBusy(errno.EWOULDBLOCK, "the lock is held", str(path))
         self._locked.add(node)
         return _SimulatedLock(self._locked, node)
+
+
+def _stamp(content: bytes) -> tuple[int, str]:
+    return len(content), f"{crc32(content):x}.{len(content):x}"
 
 
 def _error(number: int, what: object) -> OSError:

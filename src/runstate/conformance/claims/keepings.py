@@ -111,6 +111,16 @@ class DeletionClaims(LogKit):
         assert (info.tenant, info.events, info.first_persisted_at) == ("t-2", 1, result.persisted_at)
 
     @needs(Capability.DELETE)
+    def test_a_stream_begun_again_has_another_version(self, log: EventLog) -> None:
+        log.append("s", [note("a", "one")])
+        (before,) = log.heads()
+        log.delete_stream("s")
+        assert list(log.heads()) == []
+        log.append("s", [note("a", "another")])
+        (after,) = log.heads()
+        assert after.version != before.version
+
+    @needs(Capability.DELETE)
     def test_deleting_what_is_not_there_is_refused(self, log: EventLog) -> None:
         with pytest.raises(StreamNotFound):
             log.delete_stream("nowhere")

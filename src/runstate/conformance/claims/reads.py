@@ -141,6 +141,32 @@ class ReadClaims(LogKit):
         assert log.stream("s") is None
         assert log.streams() == []
 
+    # --- heads -----------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize(
+        ("after", "until"), [("", None), ("b", None), ("", "b"), ("a", "c"), ("bb", "c"), ("z", None)]
+    )
+    def test_heads_are_the_streams_within_a_range_by_code_point(
+        self, log: EventLog, after: str, until: str | None
+    ) -> None:
+        names = ["A", "a", "b", "ba", "c", "\uffee", "\U0001f701"]
+        for name in reversed(names):
+            log.append(name, notes("a"))
+        expected = [name for name in names if name > after and (until is None or name <= until)]
+        assert [head.stream for head in log.heads(after=after, until=until)] == expected
+
+    def test_a_heads_version_changes_with_its_stream_alone(self, log: EventLog) -> None:
+        log.append("s", notes("a"))
+        log.append("t", notes("a"))
+        before = {head.stream: head for head in log.heads()}
+        log.append("s", notes("a"))
+        assert {head.stream: head for head in log.heads()} == before
+        log.append("s", notes("b"))
+        after = {head.stream: head for head in log.heads()}
+        assert after["t"] == before["t"]
+        assert after["s"].version != before["s"].version
+        assert after["s"].weight > before["s"].weight
+
     def test_a_healthy_log_has_no_findings(self, log: EventLog) -> None:
         log.append("s", [note("a", "one"), note("b", "ü€🜁" * 5000)])
         log.append("s", [note("a", "two"), note("c")])

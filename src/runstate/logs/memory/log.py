@@ -14,6 +14,7 @@ from runstate.logs.log import (
     Capability,
     FeedPage,
     Finding,
+    Head,
     Position,
     Record,
     StoredSnapshot,
@@ -113,6 +114,11 @@ class MemoryLog:
             records = self._streams.get(stream)
             return _info(records) if records else None
 
+    def heads(self, *, after: str = "", until: str | None = None) -> Iterator[Head]:
+        with self._open():
+            names = sorted(name for name in self._streams if name > after and (until is None or name <= until))
+            return iter([_head(name, self._streams[name]) for name in names])
+
     def load_snapshot(self, stream: str, model: str) -> StoredSnapshot | None:
         check_stream(stream)
         with self._open():
@@ -185,6 +191,10 @@ def _record(stream: str, seq: int, persisted_at: str, draft: Draft, previous: by
 def _first_result(first: Record, draft: Draft) -> AppendResult:
     mismatch = not draft.same_content(first.body)
     return AppendResult(first.event_id, first.seq, first.persisted_at, True, False, mismatch)
+
+
+def _head(stream: str, records: list[Record]) -> Head:
+    return Head(stream, len(records), f"{records[0].persisted_at}.{records[0].event_id}.{len(records)}")
 
 
 def _info(records: list[Record]) -> StreamInfo:

@@ -7,6 +7,8 @@ a dot, or with the sign that marks such ids, gets the sign in front.
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
 from urllib.parse import quote
@@ -58,13 +60,21 @@ def run_files(root: PurePath, stream: str) -> RunFiles:
     return RunFiles(stream, root, _escape + stream if stream[0] in (".", _escape) else stream)
 
 
-def streams_among(names: list[str], after: str) -> list[str]:
-    """The ids that a directory's names stand for, those after `after`, sorted by code point."""
+def streams_among(names: list[str], after: str, until: str | None) -> list[str]:
+    """The ids with `after < id <= until` that a directory's names stand for, sorted by code point."""
     ids = [name[1:] if name[0] == _escape else name for name in names if name[0] != "."]
-    return sorted(stream for stream in ids if stream > after)
+    return sorted(id_ for id_ in ids if id_ > after and (until is None or id_ <= until) and _is_stream(id_))
 
 
-def is_stream(stream: str) -> bool:
+def stamp(disk: Disk, files: RunFiles) -> tuple[int, str]:
+    """How large a run's file is, and what tells it from what it was. A file that is gone is told apart from all."""
+    try:
+        return disk.stamp(files.events)
+    except (FileNotFoundError, NotADirectoryError):
+        return 0, "gone"
+
+
+def _is_stream(stream: str) -> bool:
     """Whether a name that stands in the directory could be a stream's; somebody may have put anything there."""
     try:
         check_stream(stream)
@@ -106,3 +116,11 @@ def translate(error: OSError) -> RunstateError:
     if error.errno in _full:
         return LogFull()
     return LogFailed(f"The disk refused: {error.strerror or error} ({error.filename})")
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise translate(error) from error

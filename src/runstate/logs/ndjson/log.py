@@ -22,6 +22,7 @@ from runstate.logs.log import (
     Capability,
     FeedPage,
     Finding,
+    Head,
     Position,
     Record,
     StoredSnapshot,
@@ -30,7 +31,7 @@ from runstate.logs.log import (
     refuse,
 )
 from runstate.logs.ndjson.blobs import Blobs
-from runstate.logs.ndjson.files import RunFiles, is_stream, remove_tree, run_files, streams_among, translate
+from runstate.logs.ndjson.files import RunFiles, remove_tree, run_files, stamp, streams_among, translate, translated
 from runstate.logs.ndjson.index import find_snapshot, read_index
 from runstate.logs.ndjson.reading import Mark, View, extent
 from runstate.logs.ndjson.recovery import repair
@@ -130,7 +131,7 @@ class NdjsonLog:
         for stream in self._names(after):
             if len(found) >= limit:
                 break
-            if is_stream(stream) and (info := self.stream(stream)) is not None:
+            if (info := self.stream(stream)) is not None:
                 found.append(info)
         return found
 
@@ -142,6 +143,12 @@ class NdjsonLog:
             return held.info(stream)
         with self._view(stream, _seq_max) as view:
             return None if view is None else view.info()
+
+    def heads(self, *, after: str = "", until: str | None = None) -> Iterator[Head]:
+        self._check_open()
+        with translated():
+            for stream in self._names(after, until):
+                yield Head(stream, *stamp(self._disk, self._files(stream)))
 
     # --- snapshots -----------------------------------------------------------------------------------------
 
@@ -190,8 +197,6 @@ class NdjsonLog:
             check_stream(stream)
         self._check_open()
         for name in self._names("") if stream is None else [stream]:
-            if not is_stream(name):
-                continue
             # The index first: of two looks at a run that is being written, the later one may show more.
             index = read_index(self._disk, files := self._files(name))
             with self._view(name) as view:
@@ -205,14 +210,14 @@ class NdjsonLog:
                         seq=1,
                     )
         if stream is None:
-            with _translated():
+            with translated():
                 yield from self._blobs.verify()
 
     def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
         check_stream(stream)
         self._check_exists(stream)
         if dry_run:
-            with _translated():
+            with translated():
                 return repair(self._disk, self._files(stream), self.recoveries, dry_run=True)
         with self._turn(stream) as run:
             run.forget()
@@ -224,12 +229,12 @@ class NdjsonLog:
 
     def put_blob(self, data: bytes) -> BlobRef:
         self._check_open()
-        with _translated():
+        with translated():
             return self._blobs.put(bytes(data))
 
     def get_blob(self, ref: BlobRef) -> bytes:
         self._check_open()
-        with _translated():
+        with translated():
             return self._blobs.get(ref)
 
     # --- open and closed -----------------------------------------------------------------------------------
@@ -265,7 +270,7 @@ class NdjsonLog:
             raise translate(error) from error
         else:
             raise NotALog(f"{self.root} is a file, not a directory of runs; it was left untouched")
-        with _translated(), suppress(FileExistsError):
+        with translated(), suppress(FileExistsError):
             self._disk.make_directory(self.root)
             try:
                 self._disk.sync_directory(self.root.parent)
@@ -290,9 +295,9 @@ class NdjsonLog:
     def _files(self, stream: str) -> RunFiles:
         return run_files(self.root, stream)
 
-    def _names(self, after: str) -> list[str]:
-        with _translated():
-            return streams_among(self._disk.names(self.root), after)
+    def _names(self, after: str, until: str | None = None) -> list[str]:
+        with translated():
+            return streams_among(self._disk.names(self.root), after, until)
 
     @contextmanager
     def _view(self, stream: str, after_seq: int = 0) -> Iterator[View | None]:
@@ -300,7 +305,7 @@ class NdjsonLog:
         self._check_open()
         files = self._files(stream)
         held = None if (run := self._runs.get(stream)) is None else run.held
-        with _translated():
+        with translated():
             try:
                 file = self._disk.open(files.events, read_only=True)
             except (FileNotFoundError, NotADirectoryError):
@@ -333,7 +338,7 @@ class NdjsonLog:
         Raises:
             LogBusy: another process, or another handle, holds it.
         """
-        with _translated():
+        with translated():
             with self._gate:
                 self._check_open()
                 run = self._runs.get(stream) or self._lock_run(stream)
@@ -386,15 +391,7 @@ class NdjsonLog:
         if self._swept:
             return
         self._swept = True
-        with _translated():
+        with translated():
             for name in self._disk.names(self.root):
                 if name.startswith(_tombstone) and name.endswith(TEMP_SUFFIX):
                     remove_tree(self._disk, self.root / name)
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise translate(error) from error

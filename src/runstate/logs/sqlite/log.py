@@ -33,6 +33,7 @@ from runstate.logs.log import (
     Capability,
     FeedPage,
     Finding,
+    Head,
     Position,
     Record,
     StoredSnapshot,
@@ -65,6 +66,12 @@ WHERE e.position > ? ORDER BY e.position LIMIT ?
 """
 _last_position = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events'"
 _info = "SELECT stream, tenant, last_seq, events, first_persisted_at, last_persisted_at FROM streams"
+# The position of the last event is a version: none is ever given twice.
+_heads = """
+SELECT stream, last_seq, (SELECT position FROM events WHERE stream_id = id AND seq = last_seq) FROM streams
+WHERE stream > ? AND (? IS NULL OR stream <= ?) ORDER BY stream LIMIT ?
+"""
+_heads_page = 10_000
 _load_snapshot = f"SELECT model, version, seq, digest, body FROM snapshots WHERE {_of_stream} AND model = ?"
 _save_snapshot = """
 INSERT INTO snapshots (stream_id, model, version, seq, digest, body)
@@ -180,6 +187,16 @@ class SqliteLog:
         with self._reader() as reader:
             row = reader.execute(f"{_info} WHERE stream = ?", (stream,)).fetchone()
         return StreamInfo(*row) if row else None
+
+    def heads(self, *, after: str = "", until: str | None = None) -> Iterator[Head]:
+        while True:
+            with self._reader() as reader:
+                page = reader.execute(_heads, (after, until, until, _heads_page)).fetchall()
+            for stream, last_seq, position in page:
+                yield Head(stream, last_seq, str(position))
+            if len(page) < _heads_page:
+                return
+            after = page[-1][0]
 
     def load_snapshot(self, stream: str, model: str) -> StoredSnapshot | None:
         check_stream(stream)
