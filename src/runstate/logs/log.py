@@ -94,6 +94,8 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     """About how much there is to read, in a unit of the log's own: events, or bytes."""
     version: str
     """Opaque. Changes whenever the stream does, and when it is deleted and begun again."""
+    last_seq: int | None = None
+    """None where only a walk would tell. The seqs of such a log are the numbers of its lines, from 1 without a gap."""
 
 
 class StoredSnapshot(msgspec.Struct, frozen=True):

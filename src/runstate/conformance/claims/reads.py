@@ -166,6 +166,7 @@ class ReadClaims(LogKit):
         assert after["t"] == before["t"]
         assert after["s"].version != before["s"].version
         assert after["s"].weight > before["s"].weight
+        assert after["s"].last_seq in (None, 2)
 
     def test_a_healthy_log_has_no_findings(self, log: EventLog) -> None:
         log.append("s", [note("a", "one"), note("b", "ü€🜁" * 5000)])

@@ -194,7 +194,7 @@ def _first_result(first: Record, draft: Draft) -> AppendResult:
 
 
 def _head(stream: str, records: list[Record]) -> Head:
-    return Head(stream, len(records), f"{records[0].persisted_at}.{records[0].event_id}.{len(records)}")
+    return Head(stream, len(records), f"{records[0].persisted_at}.{records[0].event_id}.{len(records)}", len(records))
 
 
 def _info(records: list[Record]) -> StreamInfo:

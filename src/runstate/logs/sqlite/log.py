@@ -193,7 +193,7 @@ class SqliteLog:
             with self._reader() as reader:
                 page = reader.execute(_heads, (after, until, until, _heads_page)).fetchall()
             for stream, last_seq, position in page:
-                yield Head(stream, last_seq, str(position))
+                yield Head(stream, last_seq, str(position), last_seq)
             if len(page) < _heads_page:
                 return
             after = page[-1][0]

@@ -1,0 +1,79 @@
+"""The view `events`: every event with its envelope and its line, as the log holds it.
+
+A damaged stream fails the query, which names it. With the option `damage=report` there is a column more, `finding`:
+the intact events of the stream come first, and then one row that says where and why it cannot be read on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pyarrow as pa
+
+from runstate.errors import LogDamaged
+from runstate.logs.log import Record
+from runstate.pipeline.origins import Origins, StreamReader, finding_of
+from runstate.pipeline.rows import bytes_max, event_schema, finding_field, pack_records, rows_max
+from runstate.pipeline.shards import Shard
+from runstate.pipeline.views import InvalidOption, Request, Task, View
+
+
+def _schema(request: Request) -> pa.Schema:
+    return event_schema.append(finding_field) if _reports(request) else event_schema
+
+
+def _reports(request: Request) -> bool:
+    damage = request.options.get("damage", "fail")
+    if damage not in ("fail", "report"):
+        raise InvalidOption(f"damage is 'fail' or 'report', not {damage[:40]!r}")
+    return damage == "report"
+
+
+def plan_streams(request: Request, count: int) -> list[Shard]:
+    """Shards over all streams, or one shard of the few that the filters leave."""
+    with Origins(request.urls) as origins:
+        only = request.filters.streams()
+        return origins.shards(count) if only is None else [Shard(only=only)]
+
+
+def _rows(task: Task) -> Iterator[pa.RecordBatch]:
+    schema, reports = task.schema, _reports(task.request)
+    waiting: list[Record] = []
+    with Origins(task.request.urls) as origins:
+        for reader in origins.streams(task.shard):
+            if not task.request.filters.may_hold(reader.head.stream):
+                continue
+            size = 0
+            try:
+                for record in _wanted(reader, task):
+                    waiting.append(record)
+                    size += len(record.body)
+                    if len(waiting) >= rows_max or size > bytes_max:
+                        yield pack_records(waiting, schema)
+                        waiting, size = [], 0
+            except LogDamaged as error:
+                if not reports:
+                    raise
+                if waiting:
+                    yield pack_records(waiting, schema)
+                    waiting = []
+                yield _damage_row(reader.head.stream, error, schema)
+    if waiting:
+        yield pack_records(waiting, schema)
+
+
+def _wanted(reader: StreamReader, task: Task) -> Iterator[Record]:
+    filters = task.request.filters
+    records = reader.records(filters.after_seq())
+    return filter(filters.accept, records) if filters.conditions else records
+
+
+def _damage_row(stream: str, error: LogDamaged, schema: pa.Schema) -> pa.RecordBatch:
+    """Damage is told whatever the filters say: a question about some events must not hide that others are lost."""
+    finding = finding_of(stream, error)
+    known = {"stream": stream, "seq": finding.seq, "finding": msgspec.json.encode(finding).decode()}
+    return pa.RecordBatch.from_arrays([pa.array([known.get(f.name)], f.type) for f in schema], schema=schema)
+
+
+view = View(_schema, _rows, plan_streams, frozenset({"damage"}), narrows=True)

@@ -1,0 +1,165 @@
+"""What the pipeline reads: any log by its URL, and event tables. Executors open them for themselves.
+
+An origin gives the streams of a shard in the order of their ids, each with a reader of its own, so that several
+origins can be gone through side by side like one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from heapq import merge
+from itertools import takewhile
+from typing import Protocol, Self
+
+from runstate.errors import LogDamaged, Unsupported
+from runstate.logs.log import Capability, EventLog, Finding, Head, Record, StoredSnapshot
+from runstate.logs.registry import open_log
+from runstate.pipeline.shards import Shard, cut
+
+_page = 1000
+
+
+class StreamReader(Protocol):
+    """One stream of an origin."""
+
+    url: str
+    head: Head
+
+    def lines(self, after_seq: int = 0) -> Iterator[bytes]:
+        """The models' lines after a seq.
+
+        Raises:
+            LogDamaged: the walk met damage. What was before it has been yielded.
+        """
+        ...
+
+    def records(self, after_seq: int = 0) -> Iterator[Record]:
+        """The same with their envelopes, and with every check that the origin knows."""
+        ...
+
+    def snapshot(self, model: str) -> StoredSnapshot | None:
+        """What the origin itself keeps of the stream's state."""
+        ...
+
+    def verify(self) -> Iterator[Finding]:
+        """Everything about the stream that no append wrote."""
+        ...
+
+
+class Origin(Protocol):
+    url: str
+
+    def weights(self) -> Iterator[tuple[str, int]]:
+        """All streams in order, or the bounds of groups of them, with how much there is to read up to each."""
+        ...
+
+    def streams(self, shard: Shard) -> Iterator[StreamReader]: ...
+
+    def close(self) -> None: ...
+
+
+class LogStream:
+    """A stream of a log."""
+
+    def __init__(self, url: str, log: EventLog, head: Head) -> None:
+        self.url, self.head, self._log = url, head, log
+
+    def lines(self, after_seq: int = 0) -> Iterator[bytes]:
+        # Up to the head alone: what is appended meanwhile belongs to the next head.
+        return self._log.lines(self.head.stream, after_seq=after_seq, until_seq=self.head.last_seq)
+
+    def records(self, after_seq: int = 0) -> Iterator[Record]:
+        last = self.head.last_seq
+        while page := self._log.read(self.head.stream, after_seq=after_seq, limit=_page):
+            yield from page if last is None else takewhile(lambda record: record.seq <= last, page)
+            after_seq = page[-1].seq
+            if len(page) < _page or (last is not None and after_seq >= last):
+                return
+
+    def snapshot(self, model: str) -> StoredSnapshot | None:
+        return self._log.load_snapshot(self.head.stream, model)
+
+    def verify(self) -> Iterator[Finding]:
+        return self._log.verify(self.head.stream)
+
+
+class LogOrigin:
+    """A log, opened by its URL."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._log = open_log(url, create=False)
+        if Capability.DURABLE not in self._log.capabilities:
+            raise Unsupported(f"{url[:80]!r} lives in the memory of one process; Spark's executors cannot read it")
+
+    def weights(self) -> Iterator[tuple[str, int]]:
+        return ((head.stream, head.weight) for head in self._log.heads())
+
+    def streams(self, shard: Shard) -> Iterator[StreamReader]:
+        for head in self._log.heads(after=shard.after, until=shard.until) if shard.only is None else self._some(shard):
+            yield LogStream(self.url, self._log, head)
+
+    def _some(self, shard: Shard) -> Iterator[Head]:
+        for stream in sorted(shard.only or ()):
+            if (info := self._log.stream(stream)) is not None:
+                yield Head(stream, info.events, f"{info.first_persisted_at}.{info.last_seq}", info.last_seq)
+
+    def close(self) -> None:
+        self._log.close()
+
+
+def open_origin(url: str) -> Origin:
+    """
+    Raises:
+        InvalidUrl, LogNotFound, NotALog, LogTooNew, Unsupported: as `open_log` does; nothing is ever made.
+    """
+    if url.startswith("table:"):
+        from runstate.pipeline.table import TableOrigin
+
+        return TableOrigin(url)
+    return LogOrigin(url)
+
+
+class Origins:
+    """Several origins as one. Close it, or use it in a `with`."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._stack = ExitStack()
+        self._origins: list[Origin] = []
+        with self._stack:
+            for url in urls:
+                origin = open_origin(url)
+                self._stack.callback(origin.close)
+                self._origins.append(origin)
+            self._stack = self._stack.pop_all()
+
+    def shards(self, count: int) -> list[Shard]:
+        """How to divide everything that is there into about so many tasks."""
+        return cut(merge(*(origin.weights() for origin in self._origins)), count)
+
+    def streams(self, shard: Shard) -> Iterator[StreamReader]:
+        """By id; a stream that is in several origins comes once for each, in the order of the URLs."""
+        return merge(*(origin.streams(shard) for origin in self._origins), key=lambda reader: reader.head.stream)
+
+    def only(self) -> Origin:
+        """The origin, where there is one."""
+        (origin,) = self._origins
+        return origin
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def finding_of(stream: str, error: LogDamaged) -> Finding:
+    """What a damaged stream is reported as."""
+    details = {name: value for name, value in error.details.items() if name not in ("stream", "seq")}
+    return Finding(
+        code=error.code, message=str(error), stream=stream, seq=error.details.get("seq"), details=details
+    )

@@ -1,0 +1,187 @@
+"""The data source `runstate`: `spark.read.format("runstate").option("url", …)`, over any log, and over event tables.
+
+Options: `url` (a URL, or a JSON list of them), `view` (`events` by default), `model` (by default the one that goes with
+the log), `shards` (about how many tasks), and those of the view. A narrower `.schema(...)` reads only those columns;
+filters on the envelope are handed down to the readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceWriter,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    StringStartsWith,
+)
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from runstate.models.registry import find_model
+from runstate.pipeline import filters
+from runstate.pipeline.shards import Shard
+from runstate.pipeline.views import InvalidOption, Request, Task, schema_of, view_named
+from runstate.store import default_model
+
+shards_default = 16
+_general = frozenset({"url", "view", "model", "shards", "path"})
+_operators: dict[type[Filter], str] = {
+    EqualTo: "=",
+    GreaterThan: ">",
+    GreaterThanOrEqual: ">=",
+    LessThan: "<",
+    LessThanOrEqual: "<=",
+    In: "in",
+    StringStartsWith: "starts",
+}
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format `runstate` known to a session, and let it hand filters down."""
+    spark.dataSource.register(RunstateSource)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+
+
+class RunstateSource(DataSource):
+    """Logs and event tables as tables of Spark."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "runstate"
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        # Spark's own map ignores case and cannot be pickled to where this one goes.
+        self._options = {name.lower(): value for name, value in dict(options).items()}
+
+    def schema(self) -> StructType:
+        return from_arrow_schema(schema_of(self.request()))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        request = self.request()
+        if schema.names != schema_of(request).names:
+            request = msgspec.structs.replace(request, columns=tuple(schema.names))
+        wanted = from_arrow_schema(schema_of(request))
+        drifted = [f.name for f, ours in zip(schema, wanted, strict=True) if f.dataType != ours.dataType]
+        if drifted:
+            raise InvalidOption(f"The column {drifted[0]!r} has the type {wanted[drifted[0]].dataType.simpleString()}")
+        return StreamsReader(request, self._count())
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from runstate.pipeline.sink import EventWriter
+
+        if overwrite:
+            raise InvalidOption("A log is only ever appended to: write with mode('append')")
+        return EventWriter(self._url(), self._options, schema)
+
+    def request(self) -> Request:
+        """
+        Raises:
+            InvalidOption: there is no such option, or a value makes no sense.
+        """
+        name = self._options.get("view", "events")
+        view = view_named(name)
+        if unknown := sorted(self._options.keys() - _general - view.options):
+            raise InvalidOption(f"The view {name!r} has no option {unknown[0]!r}")
+        urls = urls_of(self._url())
+        model = self._options.get("model") or default_model(urls[0])
+        find_model(model)
+        own = {name: value for name, value in self._options.items() if name in view.options}
+        return Request(urls, name, model, (), own)
+
+    def _url(self) -> str:
+        url = self._options.get("url") or self._options.get("path")
+        if not url:
+            raise InvalidOption("Say where the log is: .option('url', 'sqlite:PATH')")
+        return url
+
+    def _count(self) -> int:
+        count = self._options.get("shards", str(shards_default))
+        if not count.isdecimal() or not 1 <= int(count) <= 100_000:
+            raise InvalidOption(f"shards is a number from 1 to 100000, not {count[:40]!r}")
+        return int(count)
+
+
+class StreamsReader(DataSourceReader):
+    """Reads one view, a task for each shard."""
+
+    def __init__(self, request: Request, count: int) -> None:
+        self._request, self._count = request, count
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        taken = []
+        for condition in filters if view_named(self._request.view).narrows else ():
+            if (ours := _condition(condition)) is not None:
+                taken.append(ours)
+            elif not _always_holds(condition):
+                yield condition
+        if not view_named(self._request.view).narrows:
+            yield from filters
+        self._request = msgspec.structs.replace(self._request, filters=_filters(taken))
+
+    def partitions(self) -> Sequence[InputPartition]:
+        shards = view_named(self._request.view).plan(self._request, self._count)
+        return [InputPartition(shard) for shard in shards]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        shard: Shard | None = partition.value
+        if shard is not None:  # Spark asks for one partition even where there is none.
+            yield from view_named(self._request.view).rows(Task(self._request, shard))
+
+
+def urls_of(text: str) -> tuple[str, ...]:
+    """One URL, or a JSON list of them.
+
+    Raises:
+        InvalidOption: it begins like a list, and is none of texts.
+    """
+    if not text.startswith("["):
+        return (text,)
+    try:
+        found = msgspec.json.decode(text, type=tuple[str, ...])
+    except msgspec.MsgspecError as error:
+        raise InvalidOption(f"{text[:80]!r} is no JSON list of URLs: {error}") from error
+    if not found:
+        raise InvalidOption("The list of URLs is empty")
+    return found
+
+
+def _filters(taken: list[filters.Condition]) -> filters.Filters:
+    return filters.Filters(tuple(taken))
+
+
+def _condition(condition: Filter) -> filters.Condition | None:
+    """A filter of Spark as one of ours; None where a reader cannot apply it exactly."""
+    name = _operators.get(type(condition))
+    if name is None:
+        return None
+    (column, *nested), value = condition.attribute, condition.value  # type: ignore[attr-defined]
+    if nested or column not in filters.columns or not _comparable(column, value):
+        return None
+    return filters.Condition(column, name, value)
+
+
+def _comparable(column: str, value: Any) -> bool:
+    values = value if isinstance(value, tuple | list) else [value]
+    kind = int if column == "seq" else str
+    return all(isinstance(each, kind) and not isinstance(each, bool) for each in values)
+
+
+def _always_holds(condition: Filter) -> bool:
+    return isinstance(condition, IsNotNull) and condition.attribute[0] in filters.columns
+
+
