@@ -19,18 +19,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
+from tests.crash.kills import KillAfter, die, in_a_fork
 
 import runstate
-from runstate.models.rundir import RUNDIR, RunEvent
+from runstate.models.rundir import RUNDIR
 from runstate.runtimes.orchestrator import Graph, Job, Orchestrator, RunFailed, RunView
 from runstate.runtimes.orchestrator.pool import ProcessPool, ThreadPool
 from runstate.runtimes.orchestrator.trail import RunStore
 
 effects = os.environ.get("RUNSTATE_TEST_EFFECTS", "effects")
 victim = os.environ.get("RUNSTATE_TEST_VICTIM", "")
+root = Path(__file__).parents[2]
 
 
 def note(job: Job) -> None:
@@ -103,25 +105,6 @@ graph = make_graph(Path(os.environ.get("RUNSTATE_TEST_DIRECTORY", ".")))
 
 
 # --- the program: one process that forks all others ------------------------------------------------------------------
-
-
-def die() -> NoReturn:
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise SystemExit("still alive")
-
-
-class KillAfter:
-    """A telemetry that kills the process right after the n-th event was appended."""
-
-    def __init__(self, left: int) -> None:
-        self.left = left
-
-    def emit(self, event: RunEvent) -> None:
-        self.left -= 1
-        if not self.left:
-            die()
-
-    def close(self) -> None: ...
 
 
 def kill_before_append(store: RunStore, left: int) -> None:
@@ -201,19 +184,6 @@ def read_artifacts(directory: Path) -> dict[str, str]:
     return {str(p.relative_to(root)): p.read_bytes().decode() for p in sorted(root.rglob("*")) if p.is_file()}
 
 
-def in_a_fork(work: Callable[[], None]) -> int:
-    """Run something in a process of its own; its exit code, negative if it was killed."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-        except BaseException:  # noqa: BLE001 - whatever it is, this fork must not go on as its parent
-            sys.excepthook(*sys.exc_info())
-            os._exit(1)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def life(scheme: str, root: Path, name: str, kills: list[tuple[str, int]]) -> dict[str, Any] | None:
     """A run that is killed as told, each time in another process, and then resumed to its end.
 
@@ -286,8 +256,8 @@ def timeless(state: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_killed_at_every_step_a_run_ends_as_if_it_had_not_been(place: Path, scheme: str, how: str) -> None:
-    command = [sys.executable, __file__, scheme, str(place), how]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "tests.crash.test_orchestrator_kills", scheme, str(place), how]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     unbroken, *killed = map(json.loads, done.stdout.strip().split("\n"))
     assert 60 <= unbroken["events"] <= 100
@@ -311,6 +281,7 @@ def test_killed_at_every_step_a_run_ends_as_if_it_had_not_been(place: Path, sche
 def test_a_worker_process_that_is_killed_is_all_that_is_lost(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (place / "text.txt").write_text("to be or to be\n")
     monkeypatch.setenv("RUNSTATE_TEST_DIRECTORY", str(place))
+    monkeypatch.setenv("PYTHONPATH", str(root), prepend=os.pathsep)
     unbroken = run_in_processes(place, "unbroken", monkeypatch, "")
     for victim in dict.fromkeys(unbroken["effects"]):
         killed = run_in_processes(place, victim.replace(":", "-"), monkeypatch, victim)

@@ -11,34 +11,21 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.crash.kills import KillAfter, in_a_fork
 
 import runstate
-from runstate.models.rundir import RUNDIR, RunEvent
+from runstate.models.rundir import RUNDIR
 from runstate.runtimes.orchestrator import Graph, Job, Orchestrator, load_graph
 from runstate.runtimes.orchestrator.graph import Worker
 from runstate.runtimes.orchestrator.pool import ThreadPool
 
-example = Path(__file__).parents[2] / "examples/site/site.py"
-
-
-class KillAfter:
-    """A telemetry that kills the process right after the n-th event was appended."""
-
-    def __init__(self, left: int) -> None:
-        self._left = left
-
-    def emit(self, event: RunEvent) -> None:
-        self._left -= 1
-        if self._left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def close(self) -> None: ...
+root = Path(__file__).parents[2]
+example = root / "examples/site/site.py"
 
 
 def watched(graph: Graph, effects: Path) -> Graph:
@@ -47,7 +34,7 @@ def watched(graph: Graph, effects: Path) -> Graph:
     def noting(worker: Worker) -> Worker:
         def work(job: Job) -> None:
             with effects.open("a") as file:
-                file.write(f"{worker.name}:{job.attempt}:{job.scope_key}\n")
+                file.write(f"{worker.name}:{job.scope_key}\n")
             worker.work(job)
 
         return msgspec.structs.replace(worker, work=work)
@@ -68,7 +55,8 @@ def go(directory: Path, kill_after: int) -> None:
     with runstate.open(f"ndjson:{directory / 'runs'}", RUNDIR) as store:
         begun = store.log.stream("r") is not None
         items = store.current_state("r").work_items if begun else []
-        finished = [f"{i.worker}:{i.attempt}:{i.scope_key}" for i in items if i.status == "finished"]
+        # Without the attempt: what is done again is done as another one.
+        finished = [f"{item.worker}:{item.scope_key}" for item in items if item.status == "finished"]
         effects.write_text("")
         orchestrator = Orchestrator(
             graph, store, ThreadPool(graph), "r", directory / "runs/r", telemetry=[KillAfter(kill_after)]
@@ -84,18 +72,6 @@ def go(directory: Path, kill_after: int) -> None:
     (directory / "outcome.json").write_text(json.dumps(outcome))
 
 
-def in_a_fork(work: Callable[[], None]) -> int:
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-        except BaseException:  # noqa: BLE001 - whatever it is, this fork must not go on as its parent
-            sys.excepthook(*sys.exc_info())
-            os._exit(1)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def life(root: Path, kill_after: int) -> dict[str, Any]:
     directory = root / str(kill_after)
     directory.mkdir()
@@ -109,7 +85,12 @@ def life(root: Path, kill_after: int) -> dict[str, Any]:
 
 def test_the_example_survives_a_kill_after_every_single_event() -> None:
     program = subprocess.Popen(
-        [sys.executable, __file__], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-m", "tests.crash.test_site_kills"],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         out, err = program.communicate(timeout=120)

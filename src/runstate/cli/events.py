@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -15,10 +16,10 @@ import typer
 
 from runstate.cli.options import AsJson, BytesMax, Limit, ModelName, Stream, Url, bytes_max_default, existing
 from runstate.cli.output import Overlong, numbered_lines, progress, words, write_json, write_line
-from runstate.errors import EventTooLarge, RunstateError, StreamNotFound
+from runstate.errors import EventTooLarge, InvalidEvent, ModelFailed, RunstateError, StreamNotFound
 from runstate.logs.log import AppendResult, Position, Record
 from runstate.models.model import Model
-from runstate.models.registry import find_model
+from runstate.models.registry import find_model, installed_models
 from runstate.store import Store, StoreOptions, default_model
 from runstate.store import open as open_store
 
@@ -59,9 +60,12 @@ def append(
         # Checked in a store of no consequence, so that bad input does not even leave an empty log behind.
         model = model or default_model(url)
         with open_store("memory:", model, **options) as checker:
-            count = _check_all(checker, lines, event_bytes_max)
+            count, streams = _check_all(checker, lines, event_bytes_max)
         lines.seek(0)
         with open_store(url, model, **options) as store:
+            for stream in sorted(streams):
+                for first in store.log.read(stream, limit=1):
+                    _refuse_other_model(store.model, first)
             for number, result in progress(_append_all(store, lines, event_bytes_max), "appending", count):
                 persisted += result.persisted
                 write_json(_result(store.model, result))
@@ -150,29 +154,65 @@ def validate(
     raise typer.Exit(1 if bad else 0)
 
 
-def _check_all(store: Store[Any, Any, Any], lines: BinaryIO, bytes_max: int) -> int:
-    """Check every line before any is written.
+def _check_all(store: Store[Any, Any, Any], lines: BinaryIO, bytes_max: int) -> tuple[int, set[str]]:
+    """Check every line before any is written. Returns how many there are, and their streams.
 
     Raises:
         RunstateError: the first problem, with its line; up to twenty are told about.
     """
-    count, problems = 0, list[RunstateError]()
+    count, streams, problems = 0, set[str](), list[RunstateError]()
     for number, line in progress(numbered_lines(lines, bytes_max), "checking"):
         try:
             _refuse_overlong(line, bytes_max)
-            store.check_event(store.model.parse(line))
+            streams.add(store.check_event(store.model.parse(line)))
             count += 1
         except RunstateError as error:
             error.details["line"] = number
-            problems.append(error)
+            problems.append(error if problems else _with_fitting_model(error, store.model, line))
             if len(problems) == _reported_max:
                 break
     for problem in problems[1:]:
         words.print(f"line {problem.details['line']}: {problem.code}: {problem}")
     if problems:
-        words.print("nothing was written")
+        words.print(f"nothing was written; the lines were read as events of the model {store.model.name!r}")
         raise problems[0]
-    return count
+    return count, streams
+
+
+def _with_fitting_model(error: RunstateError, model: Model[Any, Any, Any], line: bytes) -> RunstateError:
+    """The error about a line; if the line is an event of another model, it says of which."""
+    fitting = _fitting_model(lambda other: other.parse(line), model)
+    if fitting is None or not isinstance(error, InvalidEvent):
+        return error
+    hint = f"it is no event of the model {model.name!r}, but one of {fitting!r}: append it with --model {fitting}"
+    return InvalidEvent(f"{error}; {hint}", **error.details)
+
+
+def _refuse_other_model(model: Model[Any, Any, Any], stored: Record) -> None:
+    """
+    Raises:
+        ModelFailed: the stream holds events of another model. With some of both, no model could fold it any more.
+    """
+    try:
+        model.decode(stored.body)
+    except Exception as error:
+        fitting = _fitting_model(lambda other: other.decode(stored.body), model)
+        theirs = "another model" if fitting is None else f"the model {fitting!r}"
+        raise ModelFailed(
+            f"The stream {stored.stream!r} holds events of {theirs}, which {model.name!r} cannot read; nothing was "
+            f"written. Append to another stream, or append events of that model with --model {fitting or 'MODEL'}",
+            stream=stored.stream,
+        ) from error
+
+
+def _fitting_model(understands: Callable[[Model[Any, Any, Any]], object], unfit: Model[Any, Any, Any]) -> str | None:
+    """The name of an installed model that understands what another does not."""
+    for name in installed_models():
+        with suppress(RunstateError, msgspec.MsgspecError):
+            if name != unfit.name:
+                understands(find_model(name))
+                return name
+    return None
 
 
 def _append_all(store: Store[Any, Any, Any], lines: BinaryIO, bytes_max: int) -> Iterator[tuple[int, AppendResult]]:

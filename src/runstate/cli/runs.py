@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 import signal
 import sys
 import time
@@ -22,7 +23,7 @@ from runstate.cli.output import words, write_json, write_table
 from runstate.errors import LogNotFound, StreamNotFound
 from runstate.models.rundir import RUNDIR, RunDirectory, RunEvent
 from runstate.runtimes.orchestrator import Orchestrator, RunCancelled, RunFailed, load_graph
-from runstate.runtimes.orchestrator.artifacts import newest_items
+from runstate.runtimes.orchestrator.artifacts import ArtifactFiles, newest_items
 from runstate.runtimes.orchestrator.context import Progress
 from runstate.runtimes.orchestrator.pool import ProcessPool
 from runstate.runtimes.orchestrator.trail import RunStore
@@ -75,8 +76,7 @@ def resume(
     runs, run_id = _found(run_name, runs)
     if app is None:
         with _store(runs, create=False) as store:
-            if store.log.stream(run_id) is None:
-                raise StreamNotFound(f"There is no run {run_id!r} in {runs}", stream=run_id)
+            _check_begun(store, runs, run_id)
             created = store.fetch_events(run_id, limit=1)[0]
         app = str(created.payload.get("config", {}).get("place", ""))
     with ExitStack() as stack:
@@ -93,20 +93,24 @@ def resume(
 def status(
     run_name: RunName,
     runs: RunsDirectory = Path("runs"),
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it anew until the run has ended.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it anew until nobody works on it.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show a run: its state, work items, artifacts and issues."""
     runs, run_id = _found(run_name, runs)
     with _store(runs, create=False) as store:
         while True:
-            if store.log.stream(run_id) is None:
-                raise StreamNotFound(f"There is no run {run_id!r} in {runs}", stream=run_id)
+            _check_begun(store, runs, run_id)
+            # Asked before the state is read: an orchestrator that has just ended its run was not interrupted.
+            abandoned = ArtifactFiles(runs / run_id).is_abandoned()
             state = store.current_state(run_id)
+            interrupted = abandoned and state.run_state not in _terminal
             if watch and sys.stdout.isatty():
                 sys.stdout.write("\x1b[2J\x1b[H")
-            _report(state, as_json)
-            if not watch or state.run_state in _terminal:
+            _report(state, as_json, interrupted)
+            if interrupted:
+                words.print(f"nobody works on it any more; {_way_on(runs, run_id)}")
+            if not watch or interrupted or state.run_state in _terminal:
                 return
             sys.stdout.flush()
             time.sleep(1.0)
@@ -151,8 +155,32 @@ def _a_way_on(runs: Path, run_id: str) -> Iterator[None]:
     except (RunFailed, RunCancelled) as ended:
         if isinstance(ended, RunFailed):
             words.print(f"what happened: {runs / run_id / 'failure.md'}")
-        words.print(f"go on with: runstate resume {runs / run_id}")
+        words.print(_way_on(runs, run_id))
         raise
+
+
+def _way_on(runs: Path, run_id: str) -> str:
+    path = str(runs / run_id)
+    return f"go on with: runstate resume {shlex.quote(path if '/' in path else f'./{path}')}"
+
+
+def _check_begun(store: RunStore, runs: Path, run_id: str) -> None:
+    """
+    Raises:
+        StreamNotFound: the run has no events; with what is missing, and what to do.
+    """
+    if store.log.stream(run_id) is not None:
+        return
+    directory = runs / run_id
+    events = directory / "events.ndjson"
+    if not directory.is_dir():
+        message = f"There is no run {run_id!r} in {runs}"
+    elif any((directory / name).exists() for name in ("snapshot.json", "index.json", "artifacts")):
+        lost = "is empty" if events.exists() else "is gone"
+        message = f"{events} {lost}, and only it says what was done; put it back, or begin a new run under another id"
+    else:
+        message = f"The run {run_id!r} was never begun: {directory} has no events; begin it by runstate run, with --id"
+    raise StreamNotFound(message, stream=run_id)
 
 
 def _finished(state: RunDirectory) -> set[str]:
@@ -205,11 +233,11 @@ def _progress(stack: ExitStack) -> Progress | None:
     return show
 
 
-def _report(state: RunDirectory, as_json: bool) -> None:
+def _report(state: RunDirectory, as_json: bool, interrupted: bool = False) -> None:
     if as_json:
-        write_json(msgspec.to_builtins(state))
+        write_json(msgspec.to_builtins(state) | {"interrupted": interrupted})
         return
-    words.print(f"run {state.run_id}: {state.run_state}")
+    words.print(f"run {state.run_id}: {state.run_state}{', interrupted' if interrupted else ''}")
     newest = newest_items(state).values()
     write_table(
         ("work item", "status", "attempt", "started", "finished", "error"),

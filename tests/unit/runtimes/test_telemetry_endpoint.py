@@ -6,69 +6,28 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+from tests.unit.runtimes.loopback import Reply, answer, serving
 
 from runstate.errors import InvalidUrl
 from runstate.runtimes.telemetry import Backoff, HttpTelemetry
 from runstate.runtimes.telemetry.endpoint import Endpoint, answer_bytes_max
 
-Reply = Callable[[BaseHTTPRequestHandler], None]
-
-
-class Served:
-    """A real server that answers every post with `reply`, and counts them."""
-
-    def __init__(self, reply: Reply) -> None:
-        self.posts = 0
-        served = self
-
-        class Posts(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
-                served.posts += 1
-                reply(self)
-
-            def log_message(self, *_: object) -> None: ...
-
-        class Server(ThreadingHTTPServer):
-            def handle_error(self, *_: object) -> None: ...  # Senders hang up here on purpose.
-
-        self.server = Server(("127.0.0.1", 0), Posts)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/"
-        threading.Thread(target=lambda: self.server.serve_forever(poll_interval=0.01), daemon=True).start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
+Serve = Callable[[Reply], str]
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[[Reply], Served]]:
+def serve() -> Iterator[Serve]:
+    """`serve(reply)`: the URL of a server that answers so, until the test ends."""
     with ExitStack() as started:
-
-        def start(reply: Reply) -> Served:
-            served = Served(reply)
-            started.callback(served.close)
-            return served
-
-        yield start
+        yield lambda reply: started.enter_context(serving(reply))
 
 
 def answering(status: int, body: bytes = b"", **headers: str) -> Reply:
-    def reply(request: BaseHTTPRequestHandler) -> None:
-        request.send_response(status)
-        for name, value in headers.items():
-            request.send_header(name.replace("_", "-"), value)
-        request.send_header("Content-Length", str(len(body)))
-        request.end_headers()
-        request.wfile.write(body)
-
-    return reply
+    return lambda request, _: answer(request, status, body, **headers)
 
 
 @pytest.mark.parametrize(
@@ -86,62 +45,67 @@ def test_a_header_that_would_smuggle_another_is_refused(tmp_path: Path) -> None:
         HttpTelemetry("http://localhost/", tmp_path / "outbox", headers={"X-A": "1\r\nX-B: 2"})
 
 
-def test_a_connection_that_the_server_ended_is_made_anew(serve: Callable[[Reply], Served]) -> None:
-    def hang_up(request: BaseHTTPRequestHandler) -> None:
-        answering(202)(request)
+def test_a_connection_that_the_server_ended_is_made_anew(serve: Serve) -> None:
+    def hang_up(request: BaseHTTPRequestHandler, _: bytes) -> None:
+        answer(request, 202)
         request.close_connection = True  # Without a word about it in the answer.
 
-    endpoint = Endpoint(serve(hang_up).url)
+    endpoint = Endpoint(serve(hang_up))
     assert [endpoint.post(b"{}", {}).status for _ in range(3)] == [202, 202, 202]
     endpoint.close()
 
 
-def test_a_redirect_is_not_followed(serve: Callable[[Reply], Served]) -> None:
-    served = serve(answering(307, Location="file:///etc/passwd"))
-    endpoint = Endpoint(served.url)
-    answer = endpoint.post(b"{}", {})
-    assert (answer.status, answer.accepted, answer.refused) == (307, False, False)
-    assert served.posts == 1
+def test_a_redirect_is_not_followed(serve: Serve) -> None:
+    posts: list[bytes] = []
+
+    def redirect(request: BaseHTTPRequestHandler, body: bytes) -> None:
+        posts.append(body)
+        answer(request, 307, Location="file:///etc/passwd")
+
+    endpoint = Endpoint(serve(redirect))
+    answered = endpoint.post(b"{}", {})
+    assert (answered.status, answered.accepted, answered.refused) == (307, False, False)
+    assert posts == [b"{}"]
     endpoint.close()
 
 
-def test_a_long_answer_is_cut_off_and_spoils_no_other(serve: Callable[[Reply], Served]) -> None:
-    endpoint = Endpoint(serve(answering(200, b"x" * (4 * answer_bytes_max))).url)
+def test_a_long_answer_is_cut_off_and_spoils_no_other(serve: Serve) -> None:
+    endpoint = Endpoint(serve(answering(200, b"x" * (4 * answer_bytes_max))))
     for _ in range(3):
-        answer = endpoint.post(b"{}", {})
-        assert (answer.status, len(answer.text)) == (200, 500)
+        answered = endpoint.post(b"{}", {})
+        assert (answered.status, len(answered.text)) == (200, 500)
         assert endpoint._connection is None  # What was not read must not be taken for the next answer.
 
 
-def test_an_answer_that_trickles_ends_at_the_deadline(serve: Callable[[Reply], Served]) -> None:
+def test_an_answer_that_trickles_ends_at_the_deadline(serve: Serve) -> None:
     ended = threading.Event()
 
-    def trickle(request: BaseHTTPRequestHandler) -> None:
+    def trickle(request: BaseHTTPRequestHandler, _: bytes) -> None:
         request.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
         while not ended.wait(0.02):
             request.wfile.write(b"y")
 
-    endpoint = Endpoint(serve(trickle).url, timeout_s=0.2)
+    endpoint = Endpoint(serve(trickle), timeout_s=0.2)
     begin = time.monotonic()
     assert endpoint.post(b"{}", {}).status == 0
     assert 0.15 < time.monotonic() - begin < 0.9
     ended.set()
 
 
-def test_a_server_that_says_nothing_is_left_at_the_deadline(serve: Callable[[Reply], Served]) -> None:
+def test_a_server_that_says_nothing_is_left_at_the_deadline(serve: Serve) -> None:
     ended = threading.Event()
 
-    def wait(request: BaseHTTPRequestHandler) -> None:
+    def wait(request: BaseHTTPRequestHandler, _: bytes) -> None:
         ended.wait(30)
 
-    endpoint = Endpoint(serve(wait).url, timeout_s=0.1)
+    endpoint = Endpoint(serve(wait), timeout_s=0.1)
     assert "Timeout" in endpoint.post(b"{}", {}).text
     ended.set()
 
 
 @pytest.mark.parametrize(("value", "asked_s"), [("7", 7.0), ("soon", 0.0), ("-1", 0.0), ("9" * 50, 0.0)])
-def test_the_server_may_ask_for_a_wait(serve: Callable[[Reply], Served], value: str, asked_s: float) -> None:
-    endpoint = Endpoint(serve(answering(503, Retry_After=value)).url)
+def test_the_server_may_ask_for_a_wait(serve: Serve, value: str, asked_s: float) -> None:
+    endpoint = Endpoint(serve(answering(503, Retry_After=value)))
     assert endpoint.post(b"{}", {}).retry_after_s == asked_s
     endpoint.close()
 

@@ -11,11 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
+from tests.unit.runtimes.loopback import answer, serving
 
 from runstate.logs.simulated_disk import SimulatedDisk
 from runstate.models.rundir import RunEvent
@@ -42,42 +43,18 @@ def ids(numbers: range) -> list[str]:
     return [f"e-{n}" for n in numbers]
 
 
-def answer(request: BaseHTTPRequestHandler, status: int, body: bytes = b"", **headers: str) -> None:
-    request.send_response(status)
-    for name, value in headers.items():
-        request.send_header(name.replace("_", "-"), value)
-    request.send_header("Content-Length", str(len(body)))
-    request.end_headers()
-    request.wfile.write(body)
-
-
 class Receiver:
     """A real endpoint: keeps what it accepts, in order; `plan` answers the n-th request instead, if it is there."""
+
+    url: str
 
     def __init__(self) -> None:
         self.plan: Handler | None = None
         self.requests: list[tuple[dict[str, str], bytes]] = []
         self.accepted: list[tuple[str, dict[str, Any]]] = []
         self._changed = threading.Condition()
-        receiver = self
 
-        class Posts(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                receiver._take(self, body)
-
-            def log_message(self, *_: object) -> None: ...
-
-        class Server(ThreadingHTTPServer):
-            def handle_error(self, *_: object) -> None: ...  # Senders hang up here on purpose.
-
-        self.server = Server(("127.0.0.1", 0), Posts)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/records?x=1"
-        threading.Thread(target=lambda: self.server.serve_forever(poll_interval=0.01), daemon=True).start()
-
-    def _take(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
+    def take(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
         with self._changed:
             number = len(self.requests)
             self.requests.append((dict(request.headers), body))
@@ -106,9 +83,9 @@ class Receiver:
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
     started = Receiver()
-    yield started
-    started.server.shutdown()
-    started.server.server_close()
+    with serving(started.take) as url:
+        started.url = f"{url}records?x=1"
+        yield started
 
 
 @contextmanager

@@ -6,19 +6,23 @@ changed is not stale.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from runstate.logs.disk import Disk, Lock, RealDisk, replace_durably, write_new
+from runstate.logs.disk import Disk, Lock, LockBusy, RealDisk, replace_durably, write_new
 from runstate.models.canonical import digest
 from runstate.models.rundir.state import RunDirectory, WorkItem
 
 _chunk_bytes = 1 << 20
+_lock_tries = 3
+_lock_pause_s = 0.02
 
 
 def sha256_of(path: Path) -> str | None:
@@ -40,6 +44,7 @@ class ArtifactFiles:
         self._directory = directory
         self._root = directory / "artifacts"
         self._staging = directory / ".staging"
+        self._lock_file = directory / ".orchestrator.lock"
         self._disk = RealDisk()
 
     def lock(self) -> Lock:
@@ -49,7 +54,29 @@ class ArtifactFiles:
             OSError: the directory cannot be made, or not be written to.
         """
         make_directory(self._disk, self._directory)
-        return self._disk.lock(self._directory / ".orchestrator.lock")
+        for _ in range(_lock_tries):
+            with suppress(LockBusy):
+                return self._disk.lock(self._lock_file)
+            time.sleep(_lock_pause_s)  # Perhaps somebody only looks, with `is_abandoned`.
+        return self._disk.lock(self._lock_file)
+
+    def is_abandoned(self) -> bool:
+        """Whether an orchestrator was at work here and none is now, as the kernel knows it: it frees a dead one's lock.
+
+        False also where no orchestrator ever was, and where nobody can tell.
+        """
+        try:
+            file = os.open(self._lock_file, os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            # Shared and for an instant, so that two who look do not take each other for an orchestrator.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        finally:
+            os.close(file)
+        return True
 
     def relative_path(self, name: str) -> str:
         return f"artifacts/{name}"

@@ -1,0 +1,84 @@
+"""append, with the wrong model: for its input, or for what the stream holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runstate.models.engine import RunEventWrite
+from runstate.models.engine.events import members_json
+
+Cli = Callable[..., Any]
+stream = "site-2026-11-15"
+
+
+@pytest.fixture
+def of_rundir(golden: Path) -> bytes:
+    return (golden / "rundir_events.ndjson").read_bytes().split(b"\n")[0] + b"\n"
+
+
+@pytest.fixture
+def of_engine(write: Callable[..., RunEventWrite]) -> bytes:
+    return members_json(write(run=stream)) + b"\n"
+
+
+@pytest.fixture
+def of_door(cli: Cli) -> bytes:
+    """An event of a model that is not installed: the one in door.py."""
+    Path("door.py").write_text(
+        "import msgspec\n"
+        "from runstate import TaggedModel\n"
+        "class Opened(msgspec.Struct, tag='opened', frozen=True): ...\n"
+        "class Hall(msgspec.Struct): ...\n"
+        "class Door(TaggedModel[Opened, Hall]):\n"
+        "    name, version, events, state = 'door', 1, Opened, Hall\n"
+        "    def evolve(self, state, fact): return state\n"
+    )
+    return b'{"stream":"%b","key":"k","event":{"type":"opened"}}\n' % stream.encode()
+
+
+def test_an_input_of_another_model_says_which_one_fits(cli: Cli, of_rundir: bytes) -> None:
+    refused = cli("append", "sqlite:log.db", stdin=of_rundir)
+    assert (refused.code, Path("log.db").exists()) == (2, False)
+    assert "line 1: " in refused.err
+    assert "no event of the model 'engine', but one of 'rundir': append it with --model rundir" in refused.err
+    assert cli("append", "sqlite:log.db", "--model", "rundir", stdin=of_rundir).code == 0
+
+
+def test_an_input_of_another_model_than_the_named_one_says_which_one_fits(cli: Cli, of_engine: bytes) -> None:
+    assert "--model engine" in cli("append", "sqlite:log.db", "--model", "rundir", stdin=of_engine).err
+
+
+def test_an_input_that_fits_no_installed_model_says_as_what_it_was_read(cli: Cli, of_door: bytes) -> None:
+    said = cli("append", "sqlite:log.db", stdin=of_door).err
+    assert "read as events of the model 'engine'" in said
+    assert "--model" not in said
+
+
+@pytest.mark.parametrize("url", ["sqlite:log.db", "ndjson:log"])
+def test_a_stream_of_another_model_is_left_as_it_is(cli: Cli, of_rundir: bytes, of_engine: bytes, url: str) -> None:
+    assert cli("append", url, "--model", "rundir", stdin=of_rundir).code == 0
+    refused = cli("append", url, "--model", "engine", stdin=of_engine)
+    assert (refused.code, refused.rows) == (2, [])
+    assert "error[model.failed]" in refused.err
+    assert "holds events of the model 'rundir', which 'engine' cannot read" in refused.err
+    assert "append events of that model with --model rundir" in refused.err
+    assert len(cli("fetch", url, stream, "--model", "rundir").rows) == 1
+
+
+def test_a_stream_of_a_model_that_is_not_installed_is_left_as_it_is(cli: Cli, of_door: bytes, of_engine: bytes) -> None:
+    assert cli("append", "sqlite:log.db", "--model", "door.py:Door", stdin=of_door).code == 0
+    refused = cli("append", "sqlite:log.db", stdin=of_engine)
+    assert refused.code == 2
+    assert "holds events of another model, which 'engine' cannot read" in refused.err
+
+
+def test_models_may_share_a_log_in_streams_of_their_own(
+    cli: Cli, of_rundir: bytes, write: Callable[..., RunEventWrite]
+) -> None:
+    for _ in range(2):
+        assert cli("append", "sqlite:log.db", "--model", "rundir", stdin=of_rundir).code == 0
+        assert cli("append", "sqlite:log.db", stdin=members_json(write(run="r-1"))).code == 0
