@@ -1,4 +1,4 @@
-"""Conditions that Spark hands down, so that a reader skips what nobody wants. No import of Spark: executors need none."""
+"""Conditions that Spark hands down, so that a reader skips what nobody wants."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Filters(msgspec.Struct, frozen=True):
     def after_seq(self) -> int:
         """The seq that wanted events come after."""
         floors = [c.value - (c.operator == ">=") for c in self.conditions if c.column == "seq" and c.operator[0] == ">"]
-        return max([0, *floors])
+        return int(max([0, *floors]))
 
     def accept(self, record: Record) -> bool:
         return all(operators[c.operator](getattr(record, c.column), c.value) for c in self.conditions)

@@ -6,7 +6,7 @@ origins can be gone through side by side like one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from heapq import merge
 from itertools import takewhile
@@ -15,18 +15,36 @@ from typing import Protocol, Self
 from runstate.errors import LogDamaged, Unsupported
 from runstate.logs.log import Capability, EventLog, Finding, Head, Record, StoredSnapshot
 from runstate.logs.registry import open_log
+from runstate.models.registry import find_model
 from runstate.pipeline.shards import Shard, cut
+from runstate.store import default_model
 
 _page = 1000
 
 
+class Lines:
+    """A stream's lines on their way into a fold. Once they are through, it knows where they have ended."""
+
+    def __init__(self, lines: Iterable[bytes], after_seq: int = 0, last_seq: int | None = None) -> None:
+        self._lines, self._last_seq = lines, last_seq
+        self.seq, self.last = after_seq, b""
+        """The last line's seq, and the line."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        count, line = 0, b""
+        for count, line in enumerate(self._lines, 1):  # noqa: B007 - both are wanted after the loop
+            yield line
+        if count:
+            self.seq, self.last = self._last_seq or self.seq + count, line
+
+
 class StreamReader(Protocol):
-    """One stream of an origin."""
+    """One stream of an origin. It is read before the next one is asked for."""
 
     url: str
     head: Head
 
-    def lines(self, after_seq: int = 0) -> Iterator[bytes]:
+    def lines(self, after_seq: int = 0) -> Lines:
         """The models' lines after a seq.
 
         Raises:
@@ -49,6 +67,8 @@ class StreamReader(Protocol):
 
 class Origin(Protocol):
     url: str
+    model_name: str | None
+    """The model whose events it is known to hold."""
 
     def weights(self) -> Iterator[tuple[str, int]]:
         """All streams in order, or the bounds of groups of them, with how much there is to read up to each."""
@@ -65,9 +85,11 @@ class LogStream:
     def __init__(self, url: str, log: EventLog, head: Head) -> None:
         self.url, self.head, self._log = url, head, log
 
-    def lines(self, after_seq: int = 0) -> Iterator[bytes]:
+    def lines(self, after_seq: int = 0) -> Lines:
         # Up to the head alone: what is appended meanwhile belongs to the next head.
-        return self._log.lines(self.head.stream, after_seq=after_seq, until_seq=self.head.last_seq)
+        last_seq = self.head.last_seq
+        found = self._log.lines(self.head.stream, after_seq=after_seq, until_seq=last_seq)
+        return Lines(found, after_seq, last_seq)
 
     def records(self, after_seq: int = 0) -> Iterator[Record]:
         last = self.head.last_seq
@@ -86,6 +108,8 @@ class LogStream:
 
 class LogOrigin:
     """A log, opened by its URL."""
+
+    model_name: str | None = None
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -115,10 +139,25 @@ def open_origin(url: str) -> Origin:
         InvalidUrl, LogNotFound, NotALog, LogTooNew, Unsupported: as `open_log` does; nothing is ever made.
     """
     if url.startswith("table:"):
-        from runstate.pipeline.table import TableOrigin
+        from runstate.pipeline.event_table import TableOrigin  # It needs what is defined here.
 
         return TableOrigin(url)
     return LogOrigin(url)
+
+
+def model_of(urls: Sequence[str], model: str | None) -> str:
+    """The model to read with: the one that was named, a table's own, or the one that goes with the first log.
+
+    Raises:
+        UnknownModel: there is none of that name.
+        LogNotFound, NotALog: there is no such table.
+    """
+    if model is None and urls[0].startswith("table:"):
+        origin = open_origin(urls[0])
+        model = origin.model_name
+    found = model or default_model(urls[0])
+    find_model(found)
+    return found
 
 
 class Origins:
@@ -160,6 +199,4 @@ class Origins:
 def finding_of(stream: str, error: LogDamaged) -> Finding:
     """What a damaged stream is reported as."""
     details = {name: value for name, value in error.details.items() if name not in ("stream", "seq")}
-    return Finding(
-        code=error.code, message=str(error), stream=stream, seq=error.details.get("seq"), details=details
-    )
+    return Finding(code=error.code, message=str(error), stream=stream, seq=error.details.get("seq"), details=details)

@@ -6,7 +6,7 @@ damaged or not of this model, has no body, and a finding that says why.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
 
@@ -20,7 +20,7 @@ from runstate.models.model import Model
 from runstate.pipeline.events import plan_streams
 from runstate.pipeline.origins import Origins, StreamReader, finding_of
 from runstate.pipeline.rows import finding_field, pack
-from runstate.pipeline.views import Request, Task, View
+from runstate.pipeline.views import Task, View
 
 snapshot_schema = pa.schema(
     [
@@ -49,33 +49,18 @@ def _rows(task: Task) -> Iterator[pa.RecordBatch]:
 
 def fold_stream(reader: StreamReader, model: Model[Any, Any, Any]) -> Row | None:
     """A stream's row; None where there is no event."""
-    lines = Counted(reader.lines())
+    lines = reader.lines()
     try:
         state = model.fold(model.initial(reader.head.stream), lines)
+        body = model.dump(state)
     except Exception as error:  # noqa: BLE001 - whatever a model raises, the rest of the fleet has its snapshots
         return failed(reader.head.stream, model, error)
-    if not lines.count:
+    if not lines.last:
         return None
-    seq = lines.count if reader.head.last_seq is None else reader.head.last_seq
-    return snapshot_row(reader.head.stream, model, seq, model.status(state), model.dump(state), lines.last)
+    return snapshot_row(reader.head.stream, model, lines.seq, model.status(state), body, lines.last)
 
 
-class Counted:
-    """Lines on their way into a fold: how many there were, and the last."""
-
-    def __init__(self, lines: Iterable[bytes]) -> None:
-        self._lines, self.count, self.last = lines, 0, b""
-
-    def __iter__(self) -> Iterator[bytes]:
-        line, number = b"", 0
-        for number, line in enumerate(self._lines, 1):  # noqa: B007 - both are wanted after the loop
-            yield line
-        self.count, self.last = number, line
-
-
-def snapshot_row(
-    stream: str, model: Model[Any, Any, Any], seq: int, status: str, body: bytes, last_line: bytes
-) -> Row:
+def snapshot_row(stream: str, model: Model[Any, Any, Any], seq: int, status: str, body: bytes, last_line: bytes) -> Row:
     return stream, seq, model.name, model.version, status, digest(body), body, sha256(last_line).hexdigest(), None
 
 

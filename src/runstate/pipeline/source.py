@@ -31,11 +31,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from runstate.models.registry import find_model
 from runstate.pipeline import filters
+from runstate.pipeline.failures import told_to_driver
+from runstate.pipeline.origins import model_of
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.views import InvalidOption, Request, Task, schema_of, view_named
-from runstate.store import default_model
 
 shards_default = 16
 _general = frozenset({"url", "view", "model", "shards", "path"})
@@ -98,8 +98,7 @@ class RunstateSource(DataSource):
         if unknown := sorted(self._options.keys() - _general - view.options):
             raise InvalidOption(f"The view {name!r} has no option {unknown[0]!r}")
         urls = urls_of(self._url())
-        model = self._options.get("model") or default_model(urls[0])
-        find_model(model)
+        model = model_of(urls, self._options.get("model"))
         own = {name: value for name, value in self._options.items() if name in view.options}
         return Request(urls, name, model, (), own)
 
@@ -134,13 +133,15 @@ class StreamsReader(DataSourceReader):
         self._request = msgspec.structs.replace(self._request, filters=_filters(taken))
 
     def partitions(self) -> Sequence[InputPartition]:
-        shards = view_named(self._request.view).plan(self._request, self._count)
+        with told_to_driver():
+            shards = view_named(self._request.view).plan(self._request, self._count)
         return [InputPartition(shard) for shard in shards]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         shard: Shard | None = partition.value
         if shard is not None:  # Spark asks for one partition even where there is none.
-            yield from view_named(self._request.view).rows(Task(self._request, shard))
+            with told_to_driver():
+                yield from view_named(self._request.view).rows(Task(self._request, shard))
 
 
 def urls_of(text: str) -> tuple[str, ...]:
@@ -183,5 +184,3 @@ def _comparable(column: str, value: Any) -> bool:
 
 def _always_holds(condition: Filter) -> bool:
     return isinstance(condition, IsNotNull) and condition.attribute[0] in filters.columns
-
-

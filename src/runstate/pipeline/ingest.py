@@ -1,0 +1,176 @@
+"""Logs into an event table: everything that is new since the last time, exactly once, whoever was killed before.
+
+Each task goes through a shard of the logs beside what the table knows of it, and writes sorted files of its own. They
+count once the driver has committed them. What cannot be ingested is quarantined beside the good events: nothing is
+dropped, nothing is silently mended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from runstate.errors import LogDamaged
+from runstate.logs.log import Record
+from runstate.models.model import Model
+from runstate.pipeline.event_table import event_table_schema, head_schema, open_event_table, quarantine_schema
+from runstate.pipeline.events import plan_streams
+from runstate.pipeline.origins import Origins, StreamReader
+from runstate.pipeline.rows import event_schema, pack_records
+from runstate.pipeline.shards import Shard
+from runstate.pipeline.sorted_files import FileEntry, SortedWriter
+from runstate.pipeline.table import Table
+from runstate.pipeline.views import Task, View
+
+written_schema = pa.schema([("files", pa.string()), ("counts", pa.string())])
+"""What a task that writes files hands back: what they are, as JSON, and what it has counted."""
+
+_batch = 4096
+
+
+class Known(msgspec.Struct, frozen=True):
+    """How far a stream was ingested before."""
+
+    seq: int
+    url: str
+    version: str
+    last_line: str
+
+
+class _Files:
+    """The new files of one task."""
+
+    def __init__(self, table: Table, model: Model[Any, Any, Any]) -> None:
+        self._columns = model.column_fold()
+        self._events = SortedWriter(table.data, "events", event_table_schema(model), table.info.file_format)
+        self._heads = SortedWriter(table.data, "heads", head_schema, table.info.file_format)
+        self._quarantine = SortedWriter(table.data, "quarantine", quarantine_schema, table.info.file_format)
+        self._waiting: list[Record] = []
+        self.counts = {"events": 0, "quarantined": 0, "streams": 0, "unchanged": 0}
+
+    def add(self, record: Record) -> None:
+        self._waiting.append(record)
+        self.counts["events"] += 1
+        if len(self._waiting) >= _batch:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._waiting:
+            self._events.write(event_batch(self._waiting, self._columns))
+            self._waiting = []
+
+    def head(self, stream: str, known: Known) -> None:
+        self.counts["streams"] += 1
+        values = (stream, known.seq, known.url, known.version, known.last_line)
+        self._heads.write(one_row(head_schema, values))
+
+    def quarantine(self, stream: str, url: str, code: str, reason: str, seq: int | None, content: bytes = b"") -> None:
+        self.counts["quarantined"] += 1
+        self._quarantine.write(one_row(quarantine_schema, (stream, seq or 0, url, None, None, code, reason, content)))
+
+    def close(self) -> list[FileEntry]:
+        self.flush()
+        return [*self._events.close(), *self._heads.close(), *self._quarantine.close()]
+
+
+def event_batch(records: list[Record], columns: Any) -> pa.RecordBatch:
+    """Records as rows of an event table: their envelopes, and what the model's column-wise fold wants of each line."""
+    batch = pack_records(records, event_schema)
+    if columns is None:
+        return batch
+    facts = columns.facts([record.body for record in records])
+    schema = pa.schema([*event_schema, *columns.schema])
+    return pa.RecordBatch.from_arrays([*batch.columns, *facts.columns], schema=schema)
+
+
+def one_row(schema: pa.Schema, values: Sequence[Any]) -> pa.RecordBatch:
+    arrays = [pa.array([value], field.type) for field, value in zip(schema, values, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def known_heads(table: Table, files: Sequence[FileEntry], shard: Shard) -> Iterator[tuple[str, Known]]:
+    """How far each stream of a shard was ingested, in the order of their ids. Later commits come later, and count."""
+    newest: tuple[str, Known] | None = None
+    for piece in table.pieces(files, shard, head_schema.names):
+        for row in zip(*(piece.column(name).to_pylist() for name in head_schema.names), strict=True):
+            stream, known = row[0], Known(*row[1:])
+            if newest is not None and newest[0] != stream:
+                yield newest
+            newest = stream, known
+    if newest is not None:
+        yield newest
+
+
+def _rows(task: Task) -> Iterator[pa.RecordBatch]:
+    table = open_event_table(Path(task.request.options["to"]))
+    files = _Files(table, task.model)
+    known = _Lookup(known_heads(table, table.files("heads"), task.shard))
+    with Origins(task.request.urls) as origins:
+        previous = ""
+        for reader in origins.streams(task.shard):
+            stream = reader.head.stream
+            before = known.of(stream)
+            if stream == previous or (before is not None and before.url != reader.url):
+                elsewhere = before.url if before is not None else task.request.urls[0]
+                _refuse(reader, files, "stream.in_two_logs", f"The table has this stream from {elsewhere} already")
+            elif before is not None and before.version == reader.head.version:
+                files.counts["unchanged"] += 1
+            else:
+                _ingest_stream(reader, before, files)
+            previous = stream
+    yield from written(files.close(), files.counts)
+
+
+class _Lookup:
+    """Answers for streams that are asked for in order, from pairs that come in order."""
+
+    def __init__(self, pairs: Iterator[tuple[str, Known]]) -> None:
+        self._pairs = pairs
+        self._next = next(pairs, None)
+
+    def of(self, stream: str) -> Known | None:
+        while self._next is not None and self._next[0] < stream:
+            self._next = next(self._pairs, None)
+        return self._next[1] if self._next is not None and self._next[0] == stream else None
+
+
+def _ingest_stream(reader: StreamReader, before: Known | None, files: _Files) -> None:
+    head, seq, last = reader.head, 0 if before is None else before.seq, None
+    try:
+        if before is not None and not _has_only_grown(reader, before):
+            code, reason = "stream.rewritten", f"Its first {before.seq} events are not those that were ingested"
+            _refuse(reader, files, code, reason)
+            return
+        for last in reader.records(seq):
+            files.add(last)
+    except LogDamaged as error:
+        files.quarantine(head.stream, reader.url, error.code, str(error), error.details.get("seq"))
+    if last is not None:
+        known = Known(last.seq, reader.url, head.version, sha256(last.body).hexdigest())
+        files.head(head.stream, known)
+    elif before is not None:
+        files.head(head.stream, msgspec.structs.replace(before, version=head.version))
+
+
+def _has_only_grown(reader: StreamReader, before: Known) -> bool:
+    for record in islice(reader.records(before.seq - 1), 1):
+        return record.seq == before.seq and sha256(record.body).hexdigest() == before.last_line
+    return False
+
+
+def _refuse(reader: StreamReader, files: _Files, code: str, reason: str) -> None:
+    files.quarantine(reader.head.stream, reader.url, code, reason, None)
+
+
+def written(files: list[FileEntry], counts: dict[str, int]) -> Iterator[pa.RecordBatch]:
+    """What a task hands back."""
+    yield one_row(written_schema, (msgspec.json.encode(files).decode(), msgspec.json.encode(counts).decode()))
+
+
+view = View(lambda request: written_schema, _rows, plan_streams, frozenset({"to"}))

@@ -1,0 +1,103 @@
+"""Jobs that a driver runs: read a view, and make what its tasks have written count, all at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+
+from runstate.models.registry import find_model
+from runstate.pipeline.failures import readable
+from runstate.pipeline.origins import model_of
+from runstate.pipeline.session import is_remote
+from runstate.pipeline.sorted_files import FileEntry
+from runstate.pipeline.source import register
+from runstate.pipeline.table import Commit, Table, TableInfo
+
+_cores_default = 8
+_tasks_per_core = 4
+"""More tasks than cores: one that has drawn the long streams is then no long wait for the others."""
+
+
+def read_view(
+    spark: SparkSession,
+    urls: str | Sequence[str],
+    view: str = "events",
+    *,
+    model: str | None = None,
+    shards: int | None = None,
+    **options: str,
+) -> DataFrame:
+    """A view of logs and tables as a DataFrame. Nothing is read before its rows are asked for.
+
+    Raises:
+        InvalidOption, InvalidUrl, UnknownModel: at once, with what to write instead.
+    """
+    named = [urls] if isinstance(urls, str) else list(urls)
+    register(spark)
+    count = shards or _tasks_per_core * _cores(spark)
+    wanted = {"url": msgspec.json.encode(named).decode(), "view": view, "shards": str(count), **options}
+    if model is not None:
+        wanted["model"] = model
+    with readable(view):
+        return spark.read.format("runstate").options(**wanted).load()
+
+
+def _cores(spark: SparkSession) -> int:
+    if is_remote(spark):
+        # A Connect client cannot ask how many cores there are.
+        return int(spark.conf.get("spark.default.parallelism", str(_cores_default)) or _cores_default)
+    return spark.sparkContext.defaultParallelism
+
+
+class Written(msgspec.Struct, frozen=True):
+    """What came of a job that writes a table."""
+
+    commit: int
+    """The table's last commit; a job that found nothing new makes none."""
+    counts: dict[str, int]
+
+
+def write_table(table: Table, frame: DataFrame, consumed: Mapping[str, Any], *, replaces: bool = False) -> Written:
+    """Run a view whose tasks write files, and commit them. The caller is `writing` to the table."""
+    files: list[FileEntry] = []
+    counts: Counter[str] = Counter()
+    for row in frame.collect():  # A row per task, of the files that it has written: never events.
+        files += msgspec.json.decode(row["files"], type=list[FileEntry])
+        counts.update(msgspec.json.decode(row["counts"], type=dict[str, int]))
+    number = len(table.commits())
+    if files or replaces:
+        number += 1
+        files.sort(key=lambda entry: (entry.kind, entry.chunks[0].first))
+        table.commit(
+            Commit(number=number, files=files, replaces=replaces, consumed=dict(consumed), counts=dict(counts))
+        )
+    return Written(number, dict(counts))
+
+
+def ingest(
+    spark: SparkSession,
+    urls: str | Sequence[str],
+    to: Path,
+    *,
+    model: str | None = None,
+    file_format: str = "parquet",
+    shards: int | None = None,
+) -> Written:
+    """Bring an event table up to date with logs. Run it as often as you like: what is there already is not read.
+
+    Raises:
+        PipelineFailed: a task failed; the table is as it was.
+        LogBusy: another job is writing to the table.
+        NotALog, LogFailed: the target is something else, or cannot be written.
+    """
+    named = [urls] if isinstance(urls, str) else list(urls)
+    name = model_of(named, model)
+    table = Table.make(to, TableInfo("events", name, find_model(name).version, file_format))
+    with table.writing(), readable("ingest"):
+        frame = read_view(spark, named, "ingest", model=name, shards=shards, to=str(to.absolute()))
+        return write_table(table, frame, {"urls": named})

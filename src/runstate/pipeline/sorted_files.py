@@ -1,0 +1,281 @@
+"""Columnar files whose rows are sorted by stream and seq, in chunks that can be read one by one.
+
+Which streams a chunk holds is kept beside the file, so a reader of some streams opens only what may hold them. Any
+number of such files is read as one: their rows come merged, a chunk's worth at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.ipc
+import pyarrow.parquet as pq
+
+from runstate.errors import LogDamaged, LogFailed
+from runstate.pipeline.shards import Shard
+
+chunk_rows = 1 << 16
+chunk_bytes = 64 << 20
+"""A chunk is closed at so many rows, or once its columns have so many bytes: what a reader holds in memory at once."""
+file_bytes_max = 512 << 20
+_repetitive = ["stream", "type", "tenant", "step_id", "model", "status", "url", "code"]
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    first: str
+    last: str
+    rows: int
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """A file of a table, as its commit tells of it."""
+
+    name: str
+    kind: str
+    bytes: int
+    chunks: list[Chunk]
+
+    @property
+    def rows(self) -> int:
+        return sum(chunk.rows for chunk in self.chunks)
+
+
+class _Writer(Protocol):
+    def write_table(self, table: pa.Table) -> None: ...
+    def close(self) -> None: ...
+
+
+class FileFormat(msgspec.Struct, frozen=True):
+    """How chunks stand in a file."""
+
+    suffix: str
+    create: Callable[[Any, pa.Schema], _Writer]
+    open: Callable[[str], Callable[[int, Sequence[str]], pa.Table]]
+
+
+def _create_parquet(sink: Any, schema: pa.Schema) -> _Writer:
+    dictionary = [name for name in _repetitive if name in schema.names]
+    # A checksum in every page: a flipped bit is found when the page is read, not when its text looks odd.
+    writer: _Writer = pq.ParquetWriter(
+        sink, schema, compression="zstd", compression_level=1, use_dictionary=dictionary, write_page_checksum=True
+    )
+    return writer
+
+
+def _open_parquet(path: str) -> Callable[[int, Sequence[str]], pa.Table]:
+    file = pq.ParquetFile(path, page_checksum_verification=True, memory_map=False)
+
+    def read(number: int, columns: Sequence[str]) -> pa.Table:
+        return file.read_row_group(number, columns=list(columns), use_threads=False)
+
+    return read
+
+
+def _create_arrow(sink: Any, schema: pa.Schema) -> _Writer:
+    writer: _Writer = pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd"))
+    return writer
+
+
+def _open_arrow(path: str) -> Callable[[int, Sequence[str]], pa.Table]:
+    file = pa.ipc.open_file(path)
+
+    def read(number: int, columns: Sequence[str]) -> pa.Table:
+        return pa.Table.from_batches([file.get_batch(number)]).select(list(columns))
+
+    return read
+
+
+formats = {
+    "parquet": FileFormat(".parquet", _create_parquet, _open_parquet),
+    "arrow": FileFormat(".arrow", _create_arrow, _open_arrow),
+}
+
+
+class SortedWriter:
+    """Writes rows that come sorted into one or more new files of a directory, each synced before it is told of."""
+
+    def __init__(self, directory: Path, kind: str, schema: pa.Schema, file_format: str = "parquet") -> None:
+        self._directory, self._kind, self._schema = directory, kind, schema
+        self._format = formats[file_format]
+        self._waiting: list[pa.RecordBatch] = []
+        self._rows = self._bytes = 0
+        self._path: Path | None = None
+        self._sink: Any = None
+        self._writer: _Writer | None = None
+        self._chunks: list[Chunk] = []
+        self.entries: list[FileEntry] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._waiting.append(batch)
+        self._rows += batch.num_rows
+        self._bytes += batch.nbytes
+        if self._rows >= chunk_rows or self._bytes >= chunk_bytes:
+            self._write_chunk()
+
+    def close(self) -> list[FileEntry]:
+        """Finish the files.
+
+        Raises:
+            LogFailed: the disk refused. Nothing was told of, so nothing is there.
+        """
+        self._write_chunk()
+        self._finish_file()
+        return self.entries
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            self.close()
+        elif self._sink is not None:
+            self._sink.close()
+
+    def _write_chunk(self) -> None:
+        if not self._rows:
+            return
+        table = pa.Table.from_batches(self._waiting, self._schema).combine_chunks()
+        self._waiting, self._rows, self._bytes = [], 0, 0
+        try:
+            if self._writer is None:
+                self._path = self._directory / f"{self._kind}-{secrets.token_hex(8)}{self._format.suffix}"
+                self._sink = pa.OSFile(str(self._path), "wb")
+                self._writer = self._format.create(self._sink, self._schema)
+            # One call, one chunk: readers count on it.
+            self._writer.write_table(table)
+        except OSError as error:
+            raise LogFailed(f"{self._directory} cannot be written: {error}") from error
+        streams = table.column("stream")
+        self._chunks.append(Chunk(streams[0].as_py(), streams[-1].as_py(), table.num_rows))
+        if self._sink.tell() >= file_bytes_max:
+            self._finish_file()
+
+    def _finish_file(self) -> None:
+        if self._writer is None or self._path is None:
+            return
+        try:
+            self._writer.close()
+            self._sink.close()
+            with open(self._path, "rb+") as file:
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise LogFailed(f"{self._path} cannot be written: {error}") from error
+        self.entries.append(FileEntry(self._path.name, self._kind, self._path.stat().st_size, self._chunks))
+        self._writer = self._sink = self._path = None
+        self._chunks = []
+
+
+# --- reading -------------------------------------------------------------------------------------------------
+
+
+def pieces(directory: Path, files: Sequence[FileEntry], shard: Shard, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """The rows of a shard in order, in pieces of about a chunk. A stream may go on in the next piece.
+
+    `files` come in the order of their commits: where two hold events of one stream, the earlier holds the earlier ones.
+    `columns` begin with `stream` and `seq`.
+
+    Raises:
+        LogDamaged: a file is not what was written.
+    """
+    cursors = [cursor for entry in files if (cursor := _Cursor(directory, entry, shard, columns)).ready()]
+    while cursors:
+        bound = min(cursor.last for cursor in cursors)
+        parts, owner = [], None
+        for cursor in cursors:
+            if cursor.first > bound:
+                continue
+            parts.append(cursor.take(bound, inclusive=False))
+            # What later files hold of the bound's own stream must wait until the earliest has given all of it.
+            if owner is None and cursor.ready() and cursor.first == bound:
+                owner = cursor
+                parts.append(cursor.take(bound, inclusive=True))
+        cursors = [cursor for cursor in cursors if cursor.ready()]
+        if filled := [part for part in parts if part.num_rows]:
+            yield filled[0] if len(filled) == 1 else _merged(filled)
+
+
+def _merged(parts: list[pa.Table]) -> pa.Table:
+    table = pa.concat_tables(parts)
+    return table.take(pc.sort_indices(table, sort_keys=[("stream", "ascending"), ("seq", "ascending")]))
+
+
+class _Cursor:
+    """A place in one file. `first` and `last` are the ends of what it has loaded, or of the chunk that comes next."""
+
+    def __init__(self, directory: Path, entry: FileEntry, shard: Shard, columns: Sequence[str]) -> None:
+        self._path, self._entry, self._shard, self._columns = directory / entry.name, entry, shard, columns
+        self._chunks = [number for number, chunk in enumerate(entry.chunks) if _overlaps(chunk, shard)]
+        self._read: Callable[[int, Sequence[str]], pa.Table] | None = None
+        self._table: pa.Table | None = None
+        self.first = self.last = ""
+
+    def ready(self) -> bool:
+        """Whether there is more, and if so, its ends are known."""
+        if self._table is not None and self._table.num_rows:
+            streams = self._table.column("stream")
+            self.first, self.last = streams[0].as_py(), streams[-1].as_py()
+            return True
+        self._table = None
+        if not self._chunks:
+            return False
+        chunk = self._entry.chunks[self._chunks[0]]
+        self.first, self.last = chunk.first, chunk.last
+        return True
+
+    def take(self, bound: str, *, inclusive: bool) -> pa.Table:
+        """The rows that come before `bound`, or with it, as far as they are loaded."""
+        table = self._loaded()
+        compare = pc.less_equal if inclusive else pc.less
+        count = table.num_rows if bound > self.last else pc.sum(compare(table.column("stream"), bound)).as_py() or 0
+        self._table = table.slice(count)
+        return table.slice(0, count)
+
+    def _loaded(self) -> pa.Table:
+        if self._table is None:
+            self._table = _within(self._load(self._chunks.pop(0)), self._shard)
+            if self._table.num_rows:
+                self.ready()
+        return self._table
+
+    def _load(self, number: int) -> pa.Table:
+        try:
+            if self._read is None:
+                if self._path.stat().st_size != self._entry.bytes:
+                    raise LogDamaged(f"{self._path} has not the {self._entry.bytes} bytes that were written; {_advice}")
+                suffixes = {file_format.suffix: file_format for file_format in formats.values()}
+                self._read = suffixes[self._path.suffix].open(str(self._path))
+            table = self._read(number, self._columns)
+        except (OSError, pa.ArrowException, KeyError) as error:
+            raise LogDamaged(f"{self._path} cannot be read: {error}; {_advice}", path=str(self._path)) from error
+        if table.num_rows != self._entry.chunks[number].rows:
+            raise LogDamaged(f"{self._path} has other rows than were written; {_advice}", path=str(self._path))
+        return table.combine_chunks()
+
+
+_advice = "the table can be made again from the logs, into another directory"
+
+
+def _overlaps(chunk: Chunk, shard: Shard) -> bool:
+    if shard.only is not None:
+        return any(chunk.first <= stream <= chunk.last for stream in shard.only)
+    return chunk.last > shard.after and (shard.until is None or chunk.first <= shard.until)
+
+
+def _within(table: pa.Table, shard: Shard) -> pa.Table:
+    """The rows of a chunk that belong to the shard."""
+    streams = table.column("stream")
+    if shard.only is not None:
+        return table.filter(pc.is_in(streams, pa.array(shard.only, pa.string())))
+    first, last = streams[0].as_py(), streams[-1].as_py()
+    if first > shard.after and (shard.until is None or last <= shard.until):
+        return table
+    start = pc.sum(pc.less_equal(streams, shard.after)).as_py()
+    stop = table.num_rows if shard.until is None else pc.sum(pc.less_equal(streams, shard.until)).as_py()
+    return table.slice(start, max(0, stop - start))

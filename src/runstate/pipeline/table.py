@@ -1,0 +1,206 @@
+"""Tables of the pipeline: sorted columnar files, and commits that say which of them count.
+
+    DIR/table.json               what the table holds, of which model, in which format
+    DIR/data/NAME.parquet        rows sorted by stream and seq
+    DIR/commits/00000001.json    the files that a job added, and what it had consumed
+
+A file that no commit names is not there. Commits are numbered without a gap and made by renaming a synced file, so a
+job that is killed leaves either all of its work or none; what it left besides is removed by the next one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from runstate.errors import LogBusy, LogDamaged, LogFailed, LogNotFound, LogTooNew, NotALog
+from runstate.logs.disk import LockBusy, RealDisk
+from runstate.models.canonical import digest
+from runstate.pipeline.shards import Shard
+from runstate.pipeline.sorted_files import FileEntry, pieces
+
+_version = 1
+
+
+class TableInfo(msgspec.Struct, frozen=True):
+    """`table.json`: fixed when the table is made."""
+
+    kind: str
+    model: str
+    model_version: int
+    file_format: str = "parquet"
+    version: int = _version
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """What one job has added."""
+
+    number: int
+    files: list[FileEntry]
+    replaces: bool = False
+    """Whether everything before it no longer counts, as when a new version of the model has folded all anew."""
+    consumed: dict[str, Any] = {}
+    """What it was made from, for the next one to go on behind it."""
+    counts: dict[str, int] = {}
+
+
+class _Sealed(msgspec.Struct):
+    sha256: str
+    commit: msgspec.Raw
+
+
+class Table:
+    """A table in a directory."""
+
+    def __init__(self, directory: Path, info: TableInfo) -> None:
+        self.directory, self.info = directory, info
+        self.data = directory / "data"
+        self._commits = directory / "commits"
+
+    @classmethod
+    def open(cls, directory: Path) -> Table:
+        """
+        Raises:
+            LogNotFound: there is none.
+            NotALog, LogTooNew: it is none of ours, or of a newer Runstate.
+        """
+        try:
+            text = (directory / "table.json").read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            raise LogNotFound(f"There is no table in {directory}", path=str(directory)) from None
+        except OSError as error:
+            raise LogFailed(f"{directory} cannot be read: {error.strerror}") from error
+        try:
+            version = msgspec.json.decode(text, type=_Version).version
+            if version > _version:
+                raise LogTooNew(f"The table in {directory} has version {version}; upgrade Runstate to read it")
+            return cls(directory, msgspec.json.decode(text, type=TableInfo))
+        except msgspec.MsgspecError as error:
+            raise NotALog(f"{directory}/table.json is no table of ours: {error}") from error
+
+    @classmethod
+    def make(cls, directory: Path, info: TableInfo) -> Table:
+        """Open the table, or make it. One that is there must be of the same kind and model.
+
+        Raises:
+            NotALog: something else is there.
+            LogFailed: the directory cannot be written.
+        """
+        try:
+            found = cls.open(directory)
+        except LogNotFound:
+            table = cls(directory, info)
+            try:
+                for part in (table.data, table._commits):
+                    part.mkdir(parents=True, exist_ok=True)
+                _write_synced(directory / "table.json", msgspec.json.encode(info) + b"\n")
+            except OSError as error:
+                raise LogFailed(f"{directory} cannot be written: {error.strerror}; choose another target") from error
+            return table
+        if (found.info.kind, found.info.model) != (info.kind, info.model):
+            raise NotALog(
+                f"{directory} holds {found.info.kind} of the model {found.info.model!r}, not {info.kind} of "
+                f"{info.model!r}; choose another directory"
+            )
+        return found
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Be the only job that adds to the table; what killed jobs have left is removed.
+
+        Raises:
+            LogBusy: another job is at it.
+        """
+        try:
+            lock = RealDisk().lock(self.directory / ".lock")
+        except LockBusy as error:
+            raise LogBusy(f"Another job is writing to {self.directory}; try again when it is done") from error
+        except OSError as error:
+            raise LogFailed(f"{self.directory} cannot be written: {error.strerror}; choose another target") from error
+        try:
+            named = {entry.name for commit in self.commits() for entry in commit.files}
+            for path in self.data.iterdir():
+                if path.name not in named:
+                    path.unlink()
+            yield
+        finally:
+            lock.release()
+
+    def commits(self) -> list[Commit]:
+        """All of them, oldest first.
+
+        Raises:
+            LogDamaged: one is missing, or is not what was written.
+        """
+        names = sorted(name for name in os.listdir(self._commits) if name.endswith(".json"))
+        found = []
+        for number, name in enumerate(names, 1):
+            path = self._commits / name
+            if name != _commit_name(number):
+                raise LogDamaged(f"{self._commits} has no commit {number}, and has {name}", path=str(path))
+            found.append(_unsealed(path))
+        return found
+
+    def files(self, kind: str, *, after: int = 0) -> list[FileEntry]:
+        """The files of a kind that count, in the order of their commits; those of commits after a number."""
+        live: list[FileEntry] = []
+        for commit in self.commits():
+            if commit.replaces:
+                live = []
+            if commit.number > after:
+                live += [entry for entry in commit.files if entry.kind == kind]
+        return live
+
+    def commit(self, commit: Commit) -> None:
+        """Make a job's files count, all at once. The caller is `writing`."""
+        body = msgspec.json.encode(commit)
+        try:
+            _sync_directory(self.data)
+            _write_synced(
+                self._commits / _commit_name(commit.number),
+                msgspec.json.encode(_Sealed(digest(body), msgspec.Raw(body))) + b"\n",
+            )
+        except OSError as error:
+            raise LogFailed(f"{self.directory} cannot be written: {error.strerror}") from error
+
+    def pieces(self, files: Sequence[FileEntry], shard: Shard, columns: Sequence[str]) -> Iterator[pa.Table]:
+        return pieces(self.data, files, shard, columns)
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+def _commit_name(number: int) -> str:
+    return f"{number:08d}.json"
+
+
+def _unsealed(path: Path) -> Commit:
+    try:
+        sealed = msgspec.json.decode(path.read_bytes(), type=_Sealed)
+        body = bytes(sealed.commit)
+        if digest(body) != sealed.sha256:
+            raise LogDamaged(f"{path} does not fit its digest", path=str(path))
+        return msgspec.json.decode(body, type=Commit)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise LogDamaged(f"{path} cannot be read: {error}", path=str(path)) from error
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    temporary = Path(RealDisk().temp_name(path))
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    RealDisk().sync_directory(path)
