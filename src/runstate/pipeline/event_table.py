@@ -148,9 +148,13 @@ class TableOrigin:
         return iter(sorted((chunk.last, chunk.rows) for chunk in chunks))
 
     def streams(self, shard: Shard) -> Iterator[StreamReader]:
+        return self.streams_of(self.files, shard)
+
+    def streams_of(self, files: Sequence[FileEntry], shard: Shard) -> Iterator[StreamReader]:
+        """The streams of a shard, with those of their events that some of the files hold."""
         parts = (
             (stream, piece, start, stop)
-            for piece in map(_Piece, self.table.pieces(self.files, shard, event_schema.names))
+            for piece in map(_Piece, self.table.pieces(files, shard, event_schema.names))
             for stream, start, stop in runs_of(piece.table)
         )
         for stream, rows in groupby(parts, key=itemgetter(0)):

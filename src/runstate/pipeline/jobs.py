@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from runstate.models.registry import find_model
 from runstate.pipeline.failures import readable
-from runstate.pipeline.origins import model_of
+from runstate.pipeline.origins import Origins, model_of
 from runstate.pipeline.session import is_remote
 from runstate.pipeline.sorted_files import FileEntry
 from runstate.pipeline.source import register
@@ -101,3 +101,47 @@ def ingest(
     with table.writing(), readable("ingest"):
         frame = read_view(spark, named, "ingest", model=name, shards=shards, to=str(to.absolute()))
         return write_table(table, frame, {"urls": named})
+
+
+def replay(
+    spark: SparkSession,
+    urls: str | Sequence[str],
+    to: Path,
+    *,
+    model: str | None = None,
+    full: bool = False,
+    shards: int | None = None,
+) -> Written:
+    """Bring a table of snapshots up to date: only streams with new events are folded, on from their last snapshot.
+
+    Everything is folded anew if `full` says so, if the model's version has changed, or if the logs are others.
+
+    Raises:
+        PipelineFailed: a task failed; the table is as it was.
+        LogBusy: another job is writing to the table.
+        NotALog, LogFailed: the target is something else, or cannot be written.
+    """
+    named = [urls] if isinstance(urls, str) else list(urls)
+    name = model_of(named, model)
+    version = find_model(name).version
+    table = Table.make(to, TableInfo("snapshots", name, version))
+    with table.writing(), readable("replay"):
+        consumed = {"urls": named, "version": version, "position": _position(named)}
+        commits = table.commits()
+        since = "" if full or not commits else _goes_on(commits[-1].consumed, consumed)
+        options = {"to": str(to.absolute()), "since": since}
+        frame = read_view(spark, named, "replay", model=name, shards=shards, **options)
+        return write_table(table, frame, consumed, replaces=not since)
+
+
+def _position(urls: Sequence[str]) -> str:
+    """How far an event table has come. The streams of logs tell for themselves what is new in them."""
+    with Origins(urls) as origins:
+        table = origins.table()
+        return "heads" if table is None else str(len(table.table.commits()))
+
+
+def _goes_on(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """From where a replay may go on; nowhere if it is of other logs, or by another version of the model."""
+    same = all(before.get(part) == now[part] for part in ("urls", "version"))
+    return str(before["position"]) if same else ""

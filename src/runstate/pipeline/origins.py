@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from heapq import merge
 from itertools import takewhile
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from runstate.errors import LogDamaged, Unsupported
 from runstate.logs.log import Capability, EventLog, Finding, Head, Record, StoredSnapshot
@@ -18,6 +18,9 @@ from runstate.logs.registry import open_log
 from runstate.models.registry import find_model
 from runstate.pipeline.shards import Shard, cut
 from runstate.store import default_model
+
+if TYPE_CHECKING:
+    from runstate.pipeline.event_table import TableOrigin
 
 _page = 1000
 
@@ -181,10 +184,12 @@ class Origins:
         """By id; a stream that is in several origins comes once for each, in the order of the URLs."""
         return merge(*(origin.streams(shard) for origin in self._origins), key=lambda reader: reader.head.stream)
 
-    def only(self) -> Origin:
-        """The origin, where there is one."""
-        (origin,) = self._origins
-        return origin
+    def table(self) -> TableOrigin | None:
+        """The event table, if that is all there is: it can be read by the column."""
+        from runstate.pipeline.event_table import TableOrigin
+
+        first = self._origins[0]
+        return first if len(self._origins) == 1 and isinstance(first, TableOrigin) else None
 
     def close(self) -> None:
         self._stack.close()

@@ -1,12 +1,13 @@
 """The view `snapshots`: the state of every stream, folded where its events are read.
 
-It is the very fold that runs in one process, so the bytes are the same. A stream that cannot be folded, because it is
-damaged or not of this model, has no body, and a finding that says why.
+It is the very fold that runs in one process, so the bytes are the same. Events in a table are folded by the column,
+many streams at once, where the model knows how; whatever is unusual about a stream sends it the plain way. A stream
+that cannot be folded, because it is damaged or not of this model, has no body, and a finding that says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -16,10 +17,13 @@ import pyarrow as pa
 from runstate.errors import LogDamaged, RunstateError
 from runstate.logs.log import Finding
 from runstate.models.canonical import digest
-from runstate.models.model import Model
+from runstate.models.model import ColumnFold, Folded, Model
+from runstate.pipeline.event_table import TableOrigin, Window, windows
 from runstate.pipeline.events import plan_streams
-from runstate.pipeline.origins import Origins, StreamReader, finding_of
+from runstate.pipeline.origins import Lines, Origins, StreamReader, finding_of
 from runstate.pipeline.rows import finding_field, pack
+from runstate.pipeline.shards import Shard
+from runstate.pipeline.sorted_files import FileEntry
 from runstate.pipeline.views import Task, View
 
 snapshot_schema = pa.schema(
@@ -31,40 +35,80 @@ snapshot_schema = pa.schema(
         ("status", pa.string()),
         ("digest", pa.string()),
         ("body", pa.string()),
+        ("head", pa.string()),
         ("last_line", pa.string()),
         finding_field,
     ]
 )
-"""`last_line` is the SHA-256 of the last event's line: it tells whether a stream has only grown since."""
+"""`head` is the version of the stream that was folded, and `last_line` the SHA-256 of its last line: they tell whether
+a stream has changed since, and whether it has only grown. Both are null for streams of a table, which only grows."""
 
-Row = tuple[str, int, str, int, str | None, str | None, bytes | None, str | None, str | None]
+
+class Snapshot(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A row of the view."""
+
+    stream: str
+    seq: int
+    model: str
+    version: int
+    status: str | None = None
+    digest: str | None = None
+    body: bytes | str | None = None
+    head: str | None = None
+    last_line: str | None = None
+    finding: str | None = None
+
+
+AnyModel = Model[Any, Any, Any]
+Before = Callable[[Sequence[str]], dict[str, Snapshot]]
+"""The snapshots that earlier replays have kept of some streams: a fold may go on from there."""
 
 
 def _rows(task: Task) -> Iterator[pa.RecordBatch]:
-    model = task.model
     with Origins(task.request.urls) as origins:
-        folded = (fold_stream(reader, model) for reader in origins.streams(task.shard))
-        yield from pack(task.schema, (row for row in folded if row is not None))
+        yield from packed(fold_all(origins, task.shard, task.model))
 
 
-def fold_stream(reader: StreamReader, model: Model[Any, Any, Any]) -> Row | None:
-    """A stream's row; None where there is no event."""
-    lines = reader.lines()
+def packed(snapshots: Iterable[Snapshot]) -> Iterator[pa.RecordBatch]:
+    return pack(snapshot_schema, map(msgspec.structs.astuple, snapshots))
+
+
+def fold_all(origins: Origins, shard: Shard, model: AnyModel) -> Iterator[Snapshot]:
+    """The snapshots of a shard, in the order of the streams."""
+    table = origins.table()
+    if table is not None:
+        return fold_table(table, table.files, shard, model)
+    folded = (fold_stream(reader, model) for reader in origins.streams(shard))
+    return (snapshot for snapshot in folded if snapshot is not None)
+
+
+def fold_stream(reader: StreamReader, model: AnyModel, before: Snapshot | None = None) -> Snapshot | None:
+    """A stream's snapshot, going on from an earlier one of it; None where there is no event."""
+    stream, lines = reader.head.stream, reader.lines(0 if before is None else before.seq)
     try:
-        state = model.fold(model.initial(reader.head.stream), lines)
+        state = model.initial(stream) if before is None else model.load(_bytes(before.body))
+        state = model.fold(state, lines)
         body = model.dump(state)
     except Exception as error:  # noqa: BLE001 - whatever a model raises, the rest of the fleet has its snapshots
-        return failed(reader.head.stream, model, error)
+        return failed(stream, model, error)
     if not lines.last:
-        return None
-    return snapshot_row(reader.head.stream, model, lines.seq, model.status(state), body, lines.last)
+        return before
+    return _made(stream, model, Folded(lines.seq, model.status(state), body), reader.head.version, lines)
 
 
-def snapshot_row(stream: str, model: Model[Any, Any, Any], seq: int, status: str, body: bytes, last_line: bytes) -> Row:
-    return stream, seq, model.name, model.version, status, digest(body), body, sha256(last_line).hexdigest(), None
+def _made(stream: str, model: AnyModel, folded: Folded, head: str | None, lines: Lines | None) -> Snapshot:
+    body, last_line = folded.body, None if lines is None else sha256(lines.last).hexdigest()
+    return Snapshot(
+        stream, folded.seq, model.name, model.version, folded.status, digest(body), body, head or None, last_line
+    )
 
 
-def failed(stream: str, model: Model[Any, Any, Any], error: Exception) -> Row:
+def _bytes(body: bytes | str | None) -> bytes:
+    return body.encode() if isinstance(body, str) else body or b""
+
+
+def failed(stream: str, model: AnyModel, error: Exception) -> Snapshot:
+    """The row of a stream that cannot be folded."""
     if isinstance(error, LogDamaged):
         finding = finding_of(stream, error)
     else:
@@ -72,7 +116,66 @@ def failed(stream: str, model: Model[Any, Any, Any], error: Exception) -> Row:
         message = f"The model {model.name!r} cannot fold the stream: {error!r}; is it the right model?"
         finding = Finding(code=code, message=message, stream=stream)
     told = msgspec.json.encode(finding).decode()
-    return stream, finding.seq or 0, model.name, model.version, None, None, None, None, told
+    return Snapshot(stream, finding.seq or 0, model.name, model.version, finding=told)
+
+
+# --- tables ----------------------------------------------------------------------------------------------------
+
+
+def fold_table(
+    origin: TableOrigin, files: Sequence[FileEntry], shard: Shard, model: AnyModel, before: Before | None = None
+) -> Iterator[Snapshot]:
+    """The snapshots of the streams that `files` hold events of, in the order of the streams."""
+    columns = column_fold(origin, model)
+    names = ["stream", "seq"] if columns is None else ["stream", "seq", "type", "emitted_at", *columns.schema.names]
+    for window in windows(origin.table, files, shard, names):
+        streams = window.streams + ([window.oversized] if window.oversized else [])
+        known = {} if before is None else before(streams)
+        folded = {} if columns is None else _by_columns(columns, window, known)
+        others = [stream for stream in streams if stream not in folded]
+        goes_on = _plainly(origin, files, [stream for stream in others if stream in known], model, known)
+        begins = _plainly(origin, origin.files, [stream for stream in others if stream not in known], model, known)
+        plain = {snapshot.stream: snapshot for snapshots in (goes_on, begins) for snapshot in snapshots}
+        for stream in streams:
+            if (found := folded.get(stream)) is not None:
+                yield _made(stream, model, found, None, None)
+            elif stream in plain:
+                yield plain[stream]
+
+
+def column_fold(origin: TableOrigin, model: AnyModel) -> ColumnFold | None:
+    """The model's column-wise fold, if the table's columns were made for it."""
+    info = origin.table.info
+    return model.column_fold() if (info.model, info.model_version) == (model.name, model.version) else None
+
+
+def _by_columns(columns: ColumnFold, window: Window, known: dict[str, Snapshot]) -> dict[str, Folded]:
+    """What the column-wise fold makes of the streams that are here from their first event on."""
+    if not window.streams:
+        return {}
+    (batch,) = window.rows.combine_chunks().to_batches()
+    first_seqs = batch.column("seq").take(pa.array(window.starts[:-1])).to_pylist()
+    found = columns.fold(window.streams, window.starts[:-1], batch)
+    return {
+        stream: folded
+        for stream, seq, folded in zip(window.streams, first_seqs, found, strict=True)
+        if folded is not None and seq == 1 and stream not in known
+    }
+
+
+def _plainly(
+    origin: TableOrigin,
+    files: Sequence[FileEntry],
+    streams: Sequence[str],
+    model: AnyModel,
+    known: dict[str, Snapshot],
+) -> Iterator[Snapshot]:
+    if not streams:
+        return
+    for reader in origin.streams_of(files, Shard(only=tuple(streams))):
+        snapshot = fold_stream(reader, model, known.get(reader.head.stream))
+        if snapshot is not None:
+            yield snapshot
 
 
 view = View(lambda request: snapshot_schema, _rows, plan_streams)

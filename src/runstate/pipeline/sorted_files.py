@@ -101,8 +101,15 @@ formats = {
 class SortedWriter:
     """Writes rows that come sorted into one or more new files of a directory, each synced before it is told of."""
 
-    def __init__(self, directory: Path, kind: str, schema: pa.Schema, file_format: str = "parquet") -> None:
-        self._directory, self._kind, self._schema = directory, kind, schema
+    def __init__(
+        self,
+        directory: Path,
+        kind: str,
+        schema: pa.Schema,
+        file_format: str = "parquet",
+        chunk_bytes_max: int = chunk_bytes,
+    ) -> None:
+        self._directory, self._kind, self._schema, self._chunk_bytes_max = directory, kind, schema, chunk_bytes_max
         self._format = formats[file_format]
         self._waiting: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
@@ -116,7 +123,7 @@ class SortedWriter:
         self._waiting.append(batch)
         self._rows += batch.num_rows
         self._bytes += batch.nbytes
-        if self._rows >= chunk_rows or self._bytes >= chunk_bytes:
+        if self._rows >= chunk_rows or self._bytes >= self._chunk_bytes_max:
             self._write_chunk()
 
     def close(self) -> list[FileEntry]:

@@ -68,6 +68,7 @@ class View(NamedTuple):
 _views = {
     "events": "runstate.pipeline.events",
     "snapshots": "runstate.pipeline.replay",
+    "replay": "runstate.pipeline.snapshot_table",
     "findings": "runstate.pipeline.audit",
     "spans": "runstate.pipeline.activity",
     "ingest": "runstate.pipeline.ingest",

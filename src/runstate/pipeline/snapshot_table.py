@@ -1,0 +1,153 @@
+"""Snapshots on file: a replay writes a table of them, and the next one folds only what has come since.
+
+The newest row of a stream counts. A table whose snapshots were folded by another version of the model, or from other
+logs, is folded anew as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+
+from runstate.errors import NotALog
+from runstate.pipeline.events import plan_streams
+from runstate.pipeline.ingest import written, written_schema
+from runstate.pipeline.origins import Origins, StreamReader
+from runstate.pipeline.replay import (
+    AnyModel,
+    Before,
+    Snapshot,
+    fold_all,
+    fold_stream,
+    fold_table,
+    packed,
+    snapshot_schema,
+)
+from runstate.pipeline.shards import Shard, cut
+from runstate.pipeline.sorted_files import FileEntry, SortedWriter
+from runstate.pipeline.table import Table
+from runstate.pipeline.views import Request, Task, View
+
+chunk_bytes = 4 << 20
+"""Smaller than a table's usual chunks: a replay of what is new looks up a few snapshots among many."""
+_group = 512
+"""Streams whose earlier snapshots are looked up at once."""
+
+
+def open_snapshot_table(directory: Path) -> Table:
+    """
+    Raises:
+        LogNotFound: there is no table.
+        NotALog: the table holds no snapshots.
+    """
+    table = Table.open(directory)
+    if table.info.kind != "snapshots":
+        raise NotALog(f"{directory} holds {table.info.kind}, not snapshots")
+    return table
+
+
+def latest(
+    table: Table, files: Sequence[FileEntry], shard: Shard, columns: Sequence[str] = tuple(snapshot_schema.names)
+) -> Iterator[dict[str, object]]:
+    """The newest row of every stream of a shard, with those columns, in the order of the streams."""
+    newest: dict[str, object] | None = None
+    for piece in table.pieces(files, shard, columns):
+        for row in piece.to_pylist():
+            if newest is not None and newest["stream"] != row["stream"]:
+                yield newest
+            newest = row
+    if newest is not None:
+        yield newest
+
+
+def lookup(table: Table, files: Sequence[FileEntry], model: AnyModel) -> Before:
+    """Earlier snapshots that a fold by this model can go on from."""
+
+    def before(streams: Sequence[str]) -> dict[str, Snapshot]:
+        found = (Snapshot(**row) for row in latest(table, files, Shard(only=tuple(streams))))  # type: ignore[arg-type]
+        return {s.stream: s for s in found if s.body is not None and s.version == model.version}
+
+    return before
+
+
+def _rows(task: Task) -> Iterator[pa.RecordBatch]:
+    options, model = task.request.options, task.model
+    table = open_snapshot_table(Path(options["to"]))
+    files = table.files("snapshots") if options["since"] else []
+    counts = {"streams": 0, "failed": 0}
+    with (
+        Origins(task.request.urls) as origins,
+        SortedWriter(table.data, "snapshots", snapshot_schema, table.info.file_format, chunk_bytes) as writer,
+    ):
+        for batch in packed(_counted(_changed(origins, task, model, table, files), counts)):
+            writer.write(batch)
+    yield from written(writer.entries, counts)
+
+
+def _counted(snapshots: Iterator[Snapshot], counts: dict[str, int]) -> Iterator[Snapshot]:
+    for snapshot in snapshots:
+        counts["streams"] += 1
+        counts["failed"] += snapshot.body is None
+        yield snapshot
+
+
+def _changed(
+    origins: Origins, task: Task, model: AnyModel, table: Table, files: Sequence[FileEntry]
+) -> Iterator[Snapshot]:
+    since = task.request.options["since"]
+    if not since:
+        return fold_all(origins, task.shard, model)
+    before, events = lookup(table, files, model), origins.table()
+    if events is not None:
+        return fold_table(events, events.table.files("events", after=int(since)), task.shard, model, before)
+    return _grown(origins, task.shard, model, before, latest(table, files, task.shard, ("stream", "seq", "head")))
+
+
+def _grown(
+    origins: Origins, shard: Shard, model: AnyModel, before: Before, kept: Iterator[dict[str, object]]
+) -> Iterator[Snapshot]:
+    """The streams of logs that are not as they were, folded on from where they were."""
+    changed = _not_as_kept(origins.streams(shard), kept)
+    while group := list(islice(changed, _group)):
+        known = before([reader.head.stream for reader in group])
+        for reader in group:
+            earlier = known.get(reader.head.stream)
+            if earlier is not None and not _has_only_grown(reader, earlier):
+                earlier = None
+            if (snapshot := fold_stream(reader, model, earlier)) is not None:
+                yield msgspec.structs.replace(snapshot, head=reader.head.version)
+
+
+def _not_as_kept(readers: Iterator[StreamReader], kept: Iterator[dict[str, object]]) -> Iterator[StreamReader]:
+    row = next(kept, None)
+    for reader in readers:
+        while row is not None and str(row["stream"]) < reader.head.stream:
+            row = next(kept, None)
+        if row is None or row["stream"] != reader.head.stream or row["head"] != reader.head.version:
+            yield reader
+
+
+def _has_only_grown(reader: StreamReader, before: Snapshot) -> bool:
+    """Whether the event that the snapshot ended with is still there; else the stream was begun again."""
+    for record in islice(reader.records(before.seq - 1), 1):
+        return record.seq == before.seq and sha256(record.body).hexdigest() == before.last_line
+    return False
+
+
+def _plan(request: Request, count: int) -> list[Shard]:
+    since = request.options["since"]
+    with Origins(request.urls) as origins:
+        table = origins.table()
+        if not since or table is None:
+            return plan_streams(request, count)
+        chunks = [chunk for entry in table.table.files("events", after=int(since)) for chunk in entry.chunks]
+        # Few new events are not worth many tasks: each costs more to start than a chunk to fold.
+        return cut(sorted((chunk.last, chunk.rows) for chunk in chunks), min(count, max(1, len(chunks))))
+
+
+view = View(lambda request: written_schema, _rows, _plan, frozenset({"to", "since"}))
