@@ -10,7 +10,9 @@ import msgspec
 from msgspec import UNSET
 
 from runstate.errors import InvalidEvent, KeyMismatch
+from runstate.models.activity import Activity
 from runstate.models.canonical import parse
+from runstate.models.engine import activity as engine_activity
 from runstate.models.engine import evolve as engine_evolve
 from runstate.models.engine import state as engine_state
 from runstate.models.engine.events import (
@@ -25,7 +27,7 @@ from runstate.models.engine.events import (
 )
 from runstate.models.engine.keys import idempotency_key
 from runstate.models.engine.state import RunSnapshot
-from runstate.models.model import Alert, AlertSink, Draft, Model
+from runstate.models.model import Alert, AlertSink, ColumnFold, Draft, Model
 
 EngineEvent = RunEventWrite | CanonicalEngineEvent
 
@@ -120,6 +122,11 @@ class EngineModel(Model[EngineEvent, RunEventRecord, RunSnapshot]):
 
         return engine_evolve.fold(state, facts(), None if alert is None else refused)
 
+    def column_fold(self) -> ColumnFold:
+        from runstate.models.engine.columns import EngineColumns
+
+        return EngineColumns()
+
     def dump(self, state: RunSnapshot) -> bytes:
         return engine_state.dump(state)
 
@@ -128,6 +135,9 @@ class EngineModel(Model[EngineEvent, RunEventRecord, RunSnapshot]):
 
     def status(self, state: RunSnapshot) -> str:
         return state.status
+
+    def activities(self, event: RunEventRecord) -> list[Activity]:
+        return engine_activity.activities(event)
 
 
 _fact_decoder = msgspec.json.Decoder(engine_evolve.RunFact)

@@ -10,8 +10,10 @@ import msgspec
 from msgspec import UNSET
 
 from runstate.errors import InvalidEvent
+from runstate.models.activity import Activity
 from runstate.models.canonical import parse
 from runstate.models.model import AlertSink, Draft, Model
+from runstate.models.rundir import activity as rundir_activity
 from runstate.models.rundir import state as rundir_state
 from runstate.models.rundir.events import RunEvent, check, compact, event_hash
 from runstate.models.rundir.evolve import Fold
@@ -99,6 +101,9 @@ class RunDirectoryModel(Model[RunEvent, RunEvent, RunDirectory]):
 
     def status(self, state: RunDirectory) -> str:
         return state.run_state
+
+    def activities(self, event: RunEvent) -> list[Activity]:
+        return rundir_activity.activities(event)
 
 
 class _Link(msgspec.Struct):

@@ -1,0 +1,344 @@
+"""The engine model's fold over columns: many whole runs at once, each with the bytes that the plain fold gives.
+
+Vectors decide which runs are ordinary: every transition possible, every sequence number above the one before it, the
+attempts at a step in ascending order, every text free of JSON escapes. Only those are folded here. Of any other run
+this module says nothing, and the plain fold has the word; so a doubt costs time, never a byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import UNSET
+
+from runstate.models.engine.column_events import (
+    Attempts,
+    Bools,
+    Events,
+    Ints,
+    all_said,
+    attempts_in,
+    closes,
+    closing,
+    encoder,
+    failed,
+    kinds,
+    read,
+    refuse_impossible_run_events,
+    step_kinds,
+)
+from runstate.models.engine.events import attempt_max
+
+# The plain fold's own functions, not copies of them: what they make of an event must be the same both ways.
+from runstate.models.engine.evolve import (
+    RunFact,
+    _artifacts,
+    _elapsed_ms,
+    _error,
+    _payload,
+    run_transitions,
+    step_transitions,
+)
+from runstate.models.engine.state import RunSnapshot
+from runstate.models.model import Folded
+
+_schema = pa.schema(
+    [
+        pa.field("step_id", pa.string()),
+        pa.field("logical_attempt_id", pa.int64()),
+        pa.field("engine_attempt_id", pa.int64()),
+        pa.field("payload", pa.string()),
+    ]
+)
+
+
+class EngineColumns:
+    """Runs and steps of a workflow engine, folded column by column."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        return _schema
+
+    def facts(self, lines: Sequence[bytes]) -> pa.RecordBatch:
+        """One row per stored line; `payload` is the text of one in which the fold finds something.
+
+        A line that is left to the plain fold, such as one of contract v1, is a row of nulls. Nothing is raised: what
+        is wrong with a line is for the plain fold to say.
+        """
+        columns: tuple[list[Any], ...] = ([], [], [], [])
+        steps, attempts, engine_attempts, payloads = (column.append for column in columns)
+        for line in lines:
+            # Into the columns at once: a hundred thousand rows kept until the end would occupy the garbage collector.
+            step, attempt, engine_attempt, payload = _fact(line)
+            steps(step)
+            attempts(attempt)
+            engine_attempts(engine_attempt)
+            payloads(payload)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, _schema, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=_schema)
+
+    def fold(self, streams: Sequence[str], starts: Sequence[int], batch: pa.RecordBatch) -> list[Folded | None]:
+        """Each stream's state after all its events; None for a stream that is for `Model.fold`.
+
+        `batch` holds whole streams from their first event on: stream i is the rows from `starts[i]` to `starts[i + 1]`,
+        or to the batch's end. Its columns are `seq`, `type` and `emitted_at`, as the lines say them, and `schema`.
+        """
+        if not streams or not batch.num_rows:
+            return [None] * len(streams)
+        events = read(batch, np.asarray(starts, np.int64), len(streams))
+        refuse_impossible_run_events(events)
+        found = attempts_in(events)
+        return _snapshots(streams, events, found, _Texts(events))
+
+
+# --- out of the lines ------------------------------------------------------------------------------------
+
+_Fact = tuple[str | None, int | None, int | None, str | None]
+_unusual: _Fact = (None, None, None, None)
+_decode_fact = msgspec.json.Decoder(RunFact).decode
+
+
+def _fact(line: bytes) -> _Fact:
+    try:
+        fact = _decode_fact(line)
+        payload = None if fact.payload is UNSET else _telling(fact)
+    except (ValueError, RecursionError):  # Whatever msgspec raises is a ValueError.
+        return _unusual
+    if not (0 <= fact.logical_attempt_id <= attempt_max and 0 <= fact.engine_attempt_id <= attempt_max):
+        return _unusual
+    return None if fact.step_id is UNSET else fact.step_id, fact.logical_attempt_id, fact.engine_attempt_id, payload
+
+
+def _telling(fact: RunFact) -> str | None:
+    """The payload's text, if the fold would find artifacts or an error in it."""
+    if fact.event_type not in closing:
+        return None
+    # All of it is decoded, as the plain fold does: one that cannot be read must not go by unseen.
+    payload = _payload(fact)
+    if not _artifacts(payload) and (fact.event_type != "StepFailed" or _error(payload) is None):
+        return None
+    return bytes(fact.payload).decode()  # type: ignore[arg-type]
+
+
+# --- into the bytes --------------------------------------------------------------------------------------
+
+
+class _Texts:
+    """Numbered pieces of JSON: the events' times, the ids of their steps, and what is added.
+
+    Each is in here once. The steps of all snapshots are then written down by one gather of pieces, by number.
+    """
+
+    def __init__(self, events: Events) -> None:
+        self._times = events.time.cast(pa.large_binary())
+        self._step_ids = pc.binary_join_element_wise(events.step_ids, '"}', "").cast(pa.large_binary())
+        self.step_base = len(self._times)
+        self._base = self.step_base + len(self._step_ids)
+        self._added: list[bytes] = []
+        self.empty = self.add(b"")
+        self.artifacts: Ints = np.full(len(self._times), self.empty)
+        """Per row, the number of its artifacts, without their brackets."""
+        self.error: Ints = np.zeros(len(self._times), np.int64)
+        """Per row, the number of its error among `errors`; the first is none."""
+        self.errors = [b"null"]
+        self._read_payloads(events)
+
+    def add(self, text: bytes) -> int:
+        """A new piece's number."""
+        self._added.append(text)
+        return self._base + len(self._added) - 1
+
+    def added(self, number: int) -> bytes:
+        return self._added[number - self._base]
+
+    def gather(self, numbers: Ints) -> tuple[memoryview, Ints]:
+        """The pieces one after the other, and where each of them begins."""
+        pool = pa.concat_arrays([self._times, self._step_ids, pa.array(self._added, pa.large_binary())])
+        taken = pc.take(pool, pa.array(numbers.ravel()), boundscheck=False)
+        _, places, data = taken.buffers()
+        return memoryview(data or b""), np.frombuffer(places, np.int64)[: len(taken) + 1]
+
+    def _read_payloads(self, events: Events) -> None:
+        present = events.payload.is_valid().to_numpy(zero_copy_only=False)
+        rows = events.ordinary(np.flatnonzero(present & closes[events.kind]))
+        coded = events.payload.take(pa.array(rows)).dictionary_encode()
+        codes = coded.indices.to_numpy()
+        artifacts, errors, refused = [], [], []
+        known: dict[bytes | None, int] = {None: 0}
+        for code, said in enumerate(all_said(coded.dictionary.to_pylist())):
+            if said is None:
+                refused.append(code)
+            items, error = said or (b"", None)
+            artifacts.append(self.add(items) if items else self.empty)
+            errors.append(known.setdefault(error, len(known)))
+        events.refuse(rows[np.isin(codes, refused)])
+        self.errors = [error or b"null" for error in known]
+        self.artifacts[rows] = np.array(artifacts, np.int64)[codes]
+        self.error[rows] = np.where(events.kind[rows] == failed, np.array(errors, np.int64)[codes], 0)
+
+
+def _run_artifacts(events: Events, texts: _Texts) -> tuple[memoryview, list[int]]:
+    """The `artifacts` of all streams, each event's with a comma before them, and where each stream's begin."""
+    rows = np.flatnonzero(texts.artifacts != texts.empty)
+    pieces = np.full((len(rows), 2), texts.add(b","))
+    pieces[:, 1] = texts.artifacts[rows]
+    return _by_stream(events, rows, texts, pieces)
+
+
+def _run_steps(events: Events, found: Attempts, texts: _Texts) -> tuple[memoryview, list[int]]:
+    """The `steps` of all streams, each with a comma before it, and where each stream's begin.
+
+    A step is eight pieces per attempt. The artifacts of the newest one come first, then the earlier attempts, then
+    the rest of the newest.
+    """
+    kind = events.kind[found.last]
+    empty = texts.empty
+    pieces = np.full((len(kind), 8), empty)
+    ends_many = found.newest & ~found.first
+    pieces[~ends_many, 0] = texts.add(b',{"artifacts":[')
+    own = texts.artifacts[found.last]
+    pieces[:, 1] = np.where(ends_many, empty, own)
+    pieces[found.first, 1] = own[found.newest]
+    role = np.where(found.first, np.where(found.newest, _only, _first_of_many), _later)
+    pieces[:, 2] = np.array([[texts.add(_opening(r, k)) for k in range(step_kinds)] for r in range(3)])[role, kind]
+    for place in np.flatnonzero((role == _first_of_many) & (own != empty)).tolist():
+        pieces[place, 2] = texts.add(_opening(_first_of_many, int(kind[place]), texts.added(int(own[place]))))
+    pieces[:, 3] = np.where(_is_running[kind], empty, found.last)
+    pieces[:, 4] = _middles(events, found, texts)
+    pieces[:, 5] = np.where(_is_skipped[kind], empty, found.opened)
+    endings = [[texts.add(_ending(newest, k)) for k in range(step_kinds)] for newest in (False, True)]
+    pieces[:, 6] = np.array(endings)[found.newest.astype(np.int64), kind]
+    pieces[:, 7] = np.where(found.newest, texts.step_base + events.step[found.last], empty)
+    return _by_stream(events, found.opened, texts, pieces)
+
+
+def _by_stream(events: Events, rows: Ints, texts: _Texts, pieces: Ints) -> tuple[memoryview, list[int]]:
+    data, places = texts.gather(pieces)
+    begins = np.searchsorted(events.stream[rows], np.arange(len(events.bounds)))
+    return data, places[begins * pieces.shape[1]].tolist()
+
+
+_statuses = [after for _, after in step_transitions.values()]
+"""An attempt's status, by the kind of its last event."""
+_is_running: Bools = np.array([after == "RUNNING" for after in _statuses])
+_is_skipped: Bools = np.array([before != "RUNNING" != after for before, after in step_transitions.values()])
+_later, _first_of_many, _only = range(3)
+
+
+def _opening(role: int, kind: int, artifacts: bytes = b"") -> bytes:
+    """What stands before `completedAt`. The first of many attempts has its step's newest artifacts before this."""
+    history = (b"", b'"attempts":[{"artifacts":[%b],' % artifacts, b'"attempts":[],')[role]
+    return b'],%b"completedAt":%b' % (history, b"null" if _is_running[kind] else b'"')
+
+
+def _middle(kind: int, engine_attempt: int, error: bytes, attempt: int) -> bytes:
+    """What stands between an attempt's two times."""
+    return b'%b,"engineAttemptId":%d,"error":%b,"logicalAttemptId":%d,"startedAt":%b' % (
+        b"" if _is_running[kind] else b'"',
+        engine_attempt,
+        error,
+        attempt,
+        b"null" if _is_skipped[kind] else b'"',
+    )
+
+
+def _ending(newest: bool, kind: int) -> bytes:
+    """What follows `startedAt`: the end of an earlier attempt, or all but the step's id, which is the next piece."""
+    quote, end = b"" if _is_skipped[kind] else b'"', b',"stepId":"' if newest else b"}"
+    return b'%b,"status":"%b"%b' % (quote, _statuses[kind].encode(), end)
+
+
+def _middles(events: Events, found: Attempts, texts: _Texts) -> Ints:
+    columns = [column[found.last] for column in (events.kind, events.engine_attempt, texts.error, events.attempt)]
+    codes: Ints = np.zeros(len(found.last), np.int64)
+    for column in columns:
+        part = _small(column)
+        codes = _small(codes * (part.max(initial=0) + 1) + part)
+    # Few combinations of the four make up a whole fleet, and each is formatted once, by any attempt that has it.
+    example = np.full(codes.max(initial=0) + 1, -1)
+    example[codes] = np.arange(len(codes))
+    used = np.flatnonzero(example >= 0)
+    middles = np.zeros(len(example), np.int64)
+    rows = zip(*(column[example[used]].tolist() for column in columns), strict=True)
+    middles[used] = [
+        texts.add(_middle(kind, engine, texts.errors[error], number)) for kind, engine, error, number in rows
+    ]
+    return middles[codes]
+
+
+def _small(values: Ints) -> Ints:
+    """Numbers from 0 that are alike where the values are, below 100,000 or the count of the values."""
+    low, high = int(values.min(initial=0)), int(values.max(initial=0))
+    if high - low < 100_000:
+        return values - low
+    codes: Ints = pa.array(values).dictionary_encode().indices.to_numpy().astype(np.int64)
+    return codes
+
+
+# --- the whole snapshot ----------------------------------------------------------------------------------
+
+_before_hash = b'{"artifacts":[%b],"completedAt":%b'
+_after_hash = b',"inconsistent":false,"lastEventSeq":%d,"runId":%b,"startedAt":%b,"status":"%b","steps":['
+_run_started = kinds.index("RunStarted")
+_run_statuses = {n: next(iter(run_transitions[kind].values())) for n, kind in enumerate(kinds) if n >= step_kinds}
+_run_statuses[-1] = RunSnapshot("").status
+
+
+def _snapshots(streams: Sequence[str], events: Events, found: Attempts, texts: _Texts) -> list[Folded | None]:
+    artifacts, artifacts_begin = _run_artifacts(events, texts)
+    steps, steps_begin = _run_steps(events, found, texts)
+    columns = (
+        streams,
+        events.odd.tolist(),
+        events.seq[events.bounds[1:] - 1].tolist(),
+        *_run_columns(events),
+        # Without the comma before the first of each.
+        (artifacts[begin + 1 : end] for begin, end in pairwise(artifacts_begin)),
+        (steps[begin + 1 : end] for begin, end in pairwise(steps_begin)),
+    )
+    folded: list[Folded | None] = []
+    for stream, odd, seq, status, started, completed, made, of_steps in zip(*columns, strict=True):
+        if odd:
+            folded.append(None)
+            continue
+        try:
+            run_id = encoder.encode(stream)
+            elapsed = None if completed is None else _elapsed_ms(started, completed)
+        except (ValueError, TypeError, OverflowError):  # An id that is no text; a time without a zone.
+            folded.append(None)
+            continue
+        before = _before_hash % (made, _quoted(completed))
+        after = _after_hash % (seq, run_id, _quoted(started), status.encode())
+        end = b'],"totalDurationMs":null}' if elapsed is None else b'],"totalDurationMs":%d}' % elapsed
+        hashed = sha256(before + after)
+        hashed.update(of_steps)
+        hashed.update(end)
+        body = b"".join((before, b',"hash":"', hashed.hexdigest().encode(), b'"', after, of_steps, end))
+        folded.append(Folded(seq, status, body))
+    return folded
+
+
+def _quoted(text: str | None) -> bytes:
+    return b"null" if text is None else b'"%b"' % text.encode()
+
+
+def _run_columns(events: Events) -> tuple[list[str], list[str | None], list[str | None]]:
+    """Per stream: its status, when it started, and when it ended."""
+    rows = np.flatnonzero((events.kind >= step_kinds) & (events.kind < len(kinds)))
+    kind, stream = events.kind[rows], events.stream[rows]
+    last = np.append(stream[1:] != stream[:-1], True)[: len(rows)]
+    status = np.full(len(events.odd), -1)
+    status[stream[last]] = kind[last]
+    times = []
+    for chosen in (kind == _run_started, closes[kind]):
+        at = np.full(len(events.odd), -1)
+        at[stream[chosen]] = rows[chosen]
+        times.append(events.time.take(pa.array(at, mask=at < 0)).to_pylist())
+    return [_run_statuses[number] for number in status.tolist()], times[0], times[1]

@@ -1,0 +1,26 @@
+"use strict";
+// Headings become buttons that sort. Without this script the page is complete, only in its own order.
+for (const table of document.querySelectorAll("table.sortable")) {
+  const heads = Array.from(table.tHead.rows[0].cells);
+  heads.forEach((head, column) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.append(...head.childNodes);
+    head.append(button);
+    button.addEventListener("click", () => {
+      const numeric = head.classList.contains("num");
+      const was = head.getAttribute("aria-sort");
+      const down = was ? was === "ascending" : numeric;
+      const key = (row) => {
+        const cell = row.cells[column];
+        if (!numeric) return cell.textContent;
+        return cell.dataset.value === undefined ? -Infinity : Number(cell.dataset.value);
+      };
+      const order = (a, b) => (numeric ? key(a) - key(b) || 0 : key(a).localeCompare(key(b), undefined, { numeric: true }));
+      const rows = Array.from(table.tBodies[0].rows).sort(down ? (a, b) => order(b, a) : order);
+      heads.forEach((other) => other.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      table.tBodies[0].append(...rows);
+    });
+  });
+}
