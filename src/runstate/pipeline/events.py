@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from runstate.errors import LogDamaged
 from runstate.logs.log import Record
+from runstate.pipeline.event_table import TableOrigin
 from runstate.pipeline.origins import Origins, StreamReader, finding_of
 from runstate.pipeline.rows import bytes_max, event_schema, finding_field, pack_records, rows_max
 from runstate.pipeline.shards import Shard
@@ -41,6 +42,10 @@ def _rows(task: Task) -> Iterator[pa.RecordBatch]:
     schema, reports = task.schema, _reports(task.request)
     waiting: list[Record] = []
     with Origins(task.request.urls) as origins:
+        table = origins.table()
+        if table is not None and not task.request.filters.conditions:
+            yield from _by_columns(table, task.shard, schema)
+            return
         for reader in origins.streams(task.shard):
             if not task.request.filters.may_hold(reader.head.stream):
                 continue
@@ -61,6 +66,16 @@ def _rows(task: Task) -> Iterator[pa.RecordBatch]:
                 yield _damage_row(reader.head.stream, error, schema)
     if waiting:
         yield pack_records(waiting, schema)
+
+
+def _by_columns(table: TableOrigin, shard: Shard, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """A table's columns as they are: no event becomes an object on its way."""
+    wanted = [name for name in schema.names if name != finding_field.name]
+    for piece in table.table.pieces(table.files, shard, list(dict.fromkeys(["stream", "seq", *wanted]))):
+        rows = piece.select(wanted)
+        if finding_field.name in schema.names:
+            rows = rows.append_column(finding_field, pa.nulls(rows.num_rows, finding_field.type)).select(schema.names)
+        yield from rows.cast(schema).to_batches(max_chunksize=rows_max)
 
 
 def _wanted(reader: StreamReader, task: Task) -> Iterator[Record]:

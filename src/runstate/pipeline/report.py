@@ -1,0 +1,205 @@
+"""A fleet in figures: durations, failures and retries by step, throughput, waits, calls and their cost.
+
+Spark does the counting, and only the few rows that a reader can look at reach the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+import msgspec
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from runstate.pipeline.failures import readable
+from runstate.pipeline.jobs import read_view
+from runstate.pipeline.page_report import (
+    CallRow,
+    FindingRow,
+    HourRow,
+    Quarantine,
+    Report,
+    RetriedRow,
+    SlowRow,
+    StepRow,
+    TenantRow,
+    Totals,
+)
+
+_accuracy = 10_000
+"""Of percentiles: their rank is off by at most one part in so many."""
+_worst = 20
+_steps_max = 500
+_hours_max = 24 * 366
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Logs, or an event table, of one model."""
+
+    urls: list[str]
+    model: str
+
+
+def report(
+    spark: SparkSession,
+    parts: Sequence[Part],
+    *,
+    findings: list[FindingRow] | None = None,
+    quarantine: Quarantine | None = None,
+    generated_from: Sequence[str] = (),
+) -> Report:
+    """The figures of a fleet.
+
+    Raises:
+        PipelineFailed: a log or a table cannot be read.
+    """
+    with readable("report"):
+        events = _union([read_view(spark, part.urls, "events", model=part.model, damage="report") for part in parts])
+        stored = events.where("finding IS NULL").select("stream", "tenant", "persisted_at")
+        spans = _union([read_view(spark, part.urls, "spans", model=part.model) for part in parts])
+        # Every figure below comes from these two; each would read the logs again otherwise.
+        stored, spans = stored.persist(StorageLevel.DISK_ONLY), spans.persist(StorageLevel.DISK_ONLY)
+        try:
+            totals = _totals(stored, [read_view(spark, p.urls, "snapshots", model=p.model) for p in parts])
+            return Report(
+                generated_from=list(generated_from) or [url for part in parts for url in part.urls],
+                as_of=totals.last_event_at or "",
+                totals=totals,
+                steps=_steps(spans),
+                throughput=_throughput(stored, spans),
+                slowest=_slowest(spans),
+                most_retried=_most_retried(spans),
+                calls=_calls(spans),
+                tenants=_tenants(stored, spans),
+                findings=findings,
+                quarantine=quarantine or Quarantine(),
+            )
+        finally:
+            stored.unpersist()
+            spans.unpersist()
+
+
+def _union(frames: list[DataFrame]) -> DataFrame:
+    return reduce(DataFrame.unionByName, frames)
+
+
+def _totals(stored: DataFrame, snapshots: list[DataFrame]) -> Totals:
+    states = _union([frame.select("status") for frame in snapshots]).groupBy("status").count().collect()
+    by_status = sorted((row["status"] or "unreadable", row["count"]) for row in states)
+    (row,) = stored.agg(F.count("*"), F.min("persisted_at"), F.max("persisted_at")).collect()
+    return Totals(sum(count for _, count in by_status), row[0], by_status, row[1], row[2])
+
+
+def _share(condition: Column) -> Column:
+    return F.avg(condition.cast("double"))
+
+
+def _percentiles(column: str, *shares: float) -> list[Column]:
+    names = [f"{column}_p{round(share * 100)}" for share in shares]
+    return [F.percentile_approx(column, s, _accuracy).alias(n) for s, n in zip(shares, names, strict=True)]
+
+
+def _steps(spans: DataFrame) -> list[StepRow]:
+    ended = F.col("outcome").isin("finished", "failed")
+    rows = (
+        spans.where("kind = 'step'")
+        .groupBy("name")
+        .agg(
+            F.count("*").alias("count"),
+            F.sum((F.col("outcome") == "failed").cast("long")).alias("failed"),
+            F.sum((F.col("attempt") > 1).cast("long")).alias("retried"),
+            F.try_divide(F.sum((F.col("outcome") == "failed").cast("long")), F.sum(ended.cast("long"))).alias(
+                "failure_rate"
+            ),
+            _share(F.col("attempt") > 1).alias("retry_rate"),
+            *_percentiles("duration_ms", 0.5, 0.95, 0.99),
+            *_percentiles("wait_ms", 0.5, 0.95),
+        )
+        .orderBy(F.desc("count"), "name")
+        .limit(_steps_max)
+        .collect()
+    )
+    return [
+        StepRow(
+            row["name"],
+            row["count"],
+            row["failed"],
+            row["retried"],
+            row["failure_rate"],
+            row["retry_rate"],
+            row["duration_ms_p50"],
+            row["duration_ms_p95"],
+            row["duration_ms_p99"],
+            row["wait_ms_p50"],
+            row["wait_ms_p95"],
+        )
+        for row in rows
+    ]
+
+
+def _throughput(stored: DataFrame, spans: DataFrame) -> list[HourRow]:
+    hours = stored.groupBy(_hour("persisted_at")).agg(F.count("*").alias("events"))
+    runs = (
+        spans.where("kind = 'run' AND ended_at IS NOT NULL")
+        .groupBy(_hour("ended_at"))
+        .agg(
+            F.sum((F.col("outcome") == "finished").cast("long")).alias("finished"),
+            F.sum((F.col("outcome") == "failed").cast("long")).alias("failed"),
+        )
+    )
+    joined = hours.join(runs, "hour", "outer").where("hour IS NOT NULL").orderBy(F.desc("hour")).limit(_hours_max)
+    rows = sorted(joined.collect(), key=lambda row: str(row["hour"]))
+    return [HourRow(row["hour"], row["events"] or 0, row["finished"] or 0, row["failed"] or 0) for row in rows]
+
+
+def _hour(column: str) -> Column:
+    """The hour of a time as its text says it; producers whose clocks are not in UTC are off by their zone."""
+    return F.concat(F.substring(column, 1, 13), F.lit(":00:00Z")).alias("hour")
+
+
+def _slowest(spans: DataFrame) -> list[SlowRow]:
+    steps = spans.where("kind = 'step' AND duration_ms IS NOT NULL")
+    rows = steps.orderBy(F.desc("duration_ms"), "stream", "name", "attempt").limit(_worst).collect()
+    return [SlowRow(row["stream"], row["name"], row["attempt"], row["duration_ms"]) for row in rows]
+
+
+def _most_retried(spans: DataFrame) -> list[RetriedRow]:
+    rows = (
+        spans.where("kind = 'step'")
+        .groupBy("stream", "name")
+        .agg(F.max("attempt").alias("attempts"), F.sum((F.col("outcome") == "failed").cast("long")).alias("failed"))
+        .where("attempts > 1")
+        .orderBy(F.desc("attempts"), F.desc("failed"), "stream", "name")
+        .limit(_worst)
+        .collect()
+    )
+    return [RetriedRow(row["stream"], row["name"], row["attempts"], row["failed"]) for row in rows]
+
+
+def _calls(spans: DataFrame) -> list[CallRow]:
+    rows = (
+        spans.where("kind = 'call'")
+        .groupBy("name")
+        .agg(
+            F.count("*").alias("count"),
+            F.sum((F.col("outcome") == "failed").cast("long")).alias("failed"),
+            *(F.sum(name).alias(name) for name in ("tokens_in", "tokens_out", "cost")),
+            *_percentiles("duration_ms", 0.5, 0.95),
+        )
+        .orderBy(F.desc_nulls_last("cost"), F.desc("count"), "name")
+        .limit(_steps_max)
+        .collect()
+    )
+    return [CallRow(*row) for row in rows]
+
+
+def _tenants(stored: DataFrame, spans: DataFrame) -> list[TenantRow]:
+    events = stored.groupBy("tenant").agg(F.count("*").alias("events"), F.count_distinct("stream").alias("runs"))
+    ends = spans.groupBy("tenant").agg(
+        F.sum(((F.col("kind") == "run") & (F.col("outcome") == "failed")).cast("long")).alias("failed"),
+        F.sum("cost").alias("cost"),
+    )
+    rows = events.join(ends, "tenant", "left").orderBy(F.desc("events"), "tenant").limit(_steps_max).collect()
+    return [TenantRow(row["tenant"], row["runs"], row["failed"] or 0, row["events"], row["cost"]) for row in rows]
