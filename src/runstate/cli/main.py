@@ -10,7 +10,7 @@ import msgspec
 import typer
 from rich.text import Text
 
-from runstate.cli import demo, events, integrity, runs, states
+from runstate.cli import demo, events, integrity, pipeline, runs, states
 from runstate.cli.output import silence_stdout, words
 from runstate.errors import BlobNotFound, LogDamaged, LogNotFound, RunstateError, StreamNotFound
 from runstate.runtimes.orchestrator import RunCancelled, RunFailed
@@ -56,6 +56,7 @@ app.command("repair")(integrity.repair)
 app.command("run")(runs.run)
 app.command("resume")(runs.resume)
 app.command("status")(runs.status)
+app.add_typer(pipeline.app)
 app.command("demo")(demo.demo)
 
 

@@ -147,6 +147,9 @@ class TableOrigin:
         chunks = (chunk for entry in self.files for chunk in entry.chunks)
         return iter(sorted((chunk.last, chunk.rows) for chunk in chunks))
 
+    def versions(self) -> Iterator[tuple[str, str]]:
+        return ((entry.name, str(entry.bytes)) for entry in self.files)
+
     def streams(self, shard: Shard) -> Iterator[StreamReader]:
         return self.streams_of(self.files, shard)
 

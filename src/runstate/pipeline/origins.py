@@ -77,6 +77,10 @@ class Origin(Protocol):
         """All streams in order, or the bounds of groups of them, with how much there is to read up to each."""
         ...
 
+    def versions(self) -> Iterator[tuple[str, str]]:
+        """What the origin consists of, with something that changes whenever that part does."""
+        ...
+
     def streams(self, shard: Shard) -> Iterator[StreamReader]: ...
 
     def close(self) -> None: ...
@@ -122,6 +126,9 @@ class LogOrigin:
 
     def weights(self) -> Iterator[tuple[str, int]]:
         return ((head.stream, head.weight) for head in self._log.heads())
+
+    def versions(self) -> Iterator[tuple[str, str]]:
+        return ((head.stream, head.version) for head in self._log.heads())
 
     def streams(self, shard: Shard) -> Iterator[StreamReader]:
         for head in self._log.heads(after=shard.after, until=shard.until) if shard.only is None else self._some(shard):

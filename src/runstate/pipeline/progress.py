@@ -1,0 +1,72 @@
+"""How far the stage under way is: its process counts Spark's tasks, and leaves the figure where others can look."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_every_s = 0.5
+
+
+class StageProgress(msgspec.Struct, frozen=True):
+    stage: str
+    done: int
+    total: int
+
+
+Told = Callable[[StageProgress], None]
+
+
+def told_to(directory: str) -> Told:
+    """Leave the progress in a file of a pipeline's directory."""
+    path = Path(directory, ".progress.json")
+
+    def tell(progress: StageProgress) -> None:
+        temporary = path.with_suffix(".tmp")
+        # A disk that is full shows when results are written; the view of the progress is not worth a failure.
+        with suppress(OSError):
+            temporary.write_bytes(msgspec.json.encode(progress))
+            temporary.replace(path)
+
+    return tell
+
+
+def read_progress(directory: Path) -> StageProgress | None:
+    try:
+        return msgspec.json.decode((directory / ".progress.json").read_bytes(), type=StageProgress)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+@contextmanager
+def tracked(spark: SparkSession, stage: str, tell: Told) -> Iterator[None]:
+    """Tell how many of Spark's tasks are done while the block runs. A Connect client cannot count them."""
+    over = threading.Event()
+    tell(StageProgress(stage, 0, 0))
+    watcher = threading.Thread(target=_watch, args=(spark, stage, tell, over), name="runstate-progress", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+def _watch(spark: SparkSession, stage: str, tell: Told, over: threading.Event) -> None:
+    from runstate.pipeline.session import is_remote
+
+    if is_remote(spark):
+        return
+    tracker = spark.sparkContext.statusTracker()
+    while not over.wait(_every_s):
+        active = [info for number in tracker.getActiveStageIds() if (info := tracker.getStageInfo(number)) is not None]
+        done = sum(info.numCompletedTasks for info in active)
+        tell(StageProgress(stage, done, sum(info.numTasks for info in active)))

@@ -1,0 +1,311 @@
+"""The pipeline as a run of our own orchestrator: ingest → replay → audit → report.
+
+    DIR/inputs/MODEL.json     which logs of a model there are, and what tells whether they have changed
+    DIR/events/MODEL          the event table
+    DIR/snapshots/MODEL       the snapshot table
+    DIR/findings/MODEL        what the audit found
+    DIR/report.html           the report
+    DIR/runs/pipeline         the run itself: its events, and what each stage says it has done
+
+Each stage is a work item with artifacts, one for each model. A pipeline that is killed goes on without redoing finished
+stages; a log that has changed makes exactly those stages stale that depend on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from runstate.errors import LogFailed, LogNotFound
+from runstate.logs.disk import RealDisk, replace_durably
+from runstate.pipeline.origins import model_of, open_origin
+from runstate.pipeline.page import render
+from runstate.pipeline.page_report import FindingRow, Quarantine, Report
+from runstate.pipeline.progress import told_to, tracked
+from runstate.runtimes.orchestrator import Graph, Job
+
+place = "runstate.pipeline.stages:graph"
+spark_variable = "RUNSTATE_PIPELINE_SPARK"
+"""How the processes of the run learn which Spark to use: JSON of `SparkSettings`. It changes no result."""
+run_id = "pipeline"
+
+
+class Inputs(msgspec.Struct, frozen=True):
+    """`inputs/MODEL.json`: everything that a model's stages depend on."""
+
+    model: str
+    urls: list[str]
+    directory: str
+    """The pipeline's own, absolute."""
+    versions: dict[str, str]
+    """For each URL a digest over its streams and their versions: it changes when anything is appended."""
+    settings: dict[str, Any] = {}
+    """Those of the stages that change what comes out."""
+
+
+class SparkSettings(msgspec.Struct, frozen=True):
+    master: str | None = None
+    remote: str | None = None
+    conf: dict[str, str] = {}
+
+
+class IngestResult(msgspec.Struct):
+    commit: int
+    events: int
+    quarantined: int
+    reasons: dict[str, int]
+
+
+class ReplayResult(msgspec.Struct):
+    commit: int
+    streams: int
+    failed: int
+
+
+class AuditOutcome(msgspec.Struct):
+    streams: int
+    events: int
+    findings: list[FindingRow]
+
+
+def grouped(urls: Sequence[str], model: str | None) -> dict[str, list[str]]:
+    """The URLs by the model that each is read with.
+
+    Raises:
+        InvalidUrl, UnknownModel, LogNotFound: before anything is begun.
+    """
+    groups: dict[str, list[str]] = {}
+    for url in urls:
+        groups.setdefault(model_of([url], model), []).append(url)
+    return groups
+
+
+def write_inputs(directory: Path, groups: dict[str, list[str]], settings: dict[str, Any]) -> None:
+    """Look at all logs, and write down what a run depends on. A file that says the same stays as it is.
+
+    Raises:
+        LogNotFound, NotALog, Unsupported: a log cannot be read.
+        LogFailed: the directory cannot be written.
+    """
+    versions = {url: _version(url) for urls in groups.values() for url in urls}
+    try:
+        (directory / "inputs").mkdir(parents=True, exist_ok=True)
+        for model, urls in groups.items():
+            found = Inputs(model, urls, str(directory.absolute()), {url: versions[url] for url in urls}, settings)
+            path = directory / "inputs" / f"{model}.json"
+            text = msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
+            if not path.exists() or path.read_bytes() != text:
+                publish(path, text)
+    except OSError as error:
+        raise LogFailed(f"{directory} cannot be written: {error.strerror}; choose another target") from error
+
+
+def read_inputs(directory: Path) -> dict[str, Inputs]:
+    """What the last run of a pipeline depended on, by model.
+
+    Raises:
+        LogNotFound: there is no pipeline in that directory.
+    """
+    found = {}
+    for path in sorted((directory / "inputs").glob("*.json")):
+        found[path.stem] = msgspec.json.decode(path.read_bytes(), type=Inputs)
+    if not found:
+        raise LogNotFound(f"There is no pipeline in {directory}; begin one: runstate pipeline run URL --to {directory}")
+    return found
+
+
+def _version(url: str) -> str:
+    origin = open_origin(url)
+    try:
+        digest = hashlib.sha256()
+        for stream, version in origin.versions():
+            digest.update(f"{stream}\0{version}\n".encode())
+        return digest.hexdigest()
+    finally:
+        origin.close()
+
+
+def missing_tables(directory: Path, models: Iterable[str]) -> set[str]:
+    """The nodes that must be done again because somebody has removed what they made."""
+    gone = set()
+    for model in models:
+        for node, kind in (("ingest", "events"), ("replay", "snapshots")):
+            if not (directory / kind / model / "table.json").exists():
+                gone.add(node)
+    return gone
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What came of a pipeline, for one model."""
+
+    model: str
+    events: int
+    quarantined: int
+    runs: int
+    damage: int
+    warnings: int
+
+
+def outcome(directory: Path, models: Iterable[str]) -> list[Outcome]:
+    """What the artifacts of a finished run say. `directory` is the run's own."""
+    found = []
+    for model in models:
+        ingested = _artifact(directory, f"ingest/{model}.json", IngestResult)
+        audited = _artifact(directory, f"audit/{model}.json", AuditOutcome)
+        by_severity = {
+            severity: sum(f.count for f in audited.findings if f.severity == severity)
+            for severity in ("damage", "warning")
+        }
+        found.append(
+            Outcome(model, ingested.events, ingested.quarantined, audited.streams, *by_severity.values()),
+        )
+    return found
+
+
+T = TypeVar("T")
+
+
+def _artifact(directory: Path, name: str, kind: type[T]) -> T:
+    return msgspec.json.decode((directory / "artifacts" / name).read_bytes(), type=kind)
+
+
+def publish(path: Path, data: bytes) -> None:
+    """Write a file that is there either whole or not at all.
+
+    Raises:
+        LogFailed: the disk refused.
+    """
+    try:
+        replace_durably(RealDisk(), path, data)
+    except OSError as error:
+        raise LogFailed(f"{path} cannot be written: {error.strerror}") from error
+
+
+# --- the stages, as workers of the graph ------------------------------------------------------------------
+
+
+def build(models: Sequence[str], directory: Path) -> Graph:
+    """The graph of a pipeline over logs of these models."""
+    sources = {f"inputs/{model}.json": directory / "inputs" / f"{model}.json" for model in models}
+    made = Graph("pipeline", sources=sources, parallel=1)
+    keys = list(models)
+    day = 86_400.0
+    ingest = made.node("ingest")
+    ingest.worker(
+        inputs=["inputs/{scope}.json"], outputs=["ingest/{scope}.json"], scopes=keys, name="ingest", timeout_s=7 * day
+    )(_ingest)
+    replay = made.node("replay")
+    replay.worker(
+        inputs=["inputs/{scope}.json", "ingest/{scope}.json"],
+        outputs=["replay/{scope}.json"],
+        scopes=keys,
+        name="replay",
+        timeout_s=7 * day,
+    )(_replay)
+    audit = made.node("audit")
+    audit.worker(
+        inputs=["inputs/{scope}.json", "replay/{scope}.json"],
+        outputs=["audit/{scope}.json"],
+        scopes=keys,
+        name="audit",
+        timeout_s=7 * day,
+    )(_audit)
+    report = made.node("report")
+    report.worker(
+        inputs=["inputs/{scope}.json", "ingest/{scope}.json", "audit/{scope}.json"],
+        outputs=["report.json", "report.html"],
+        name="report",
+        timeout_s=7 * day,
+    )(_report)
+    return made
+
+
+def _spark() -> Any:
+    from runstate.pipeline.session import session
+
+    text = os.environ.get(spark_variable, "{}")
+    settings = msgspec.json.decode(text, type=SparkSettings)
+    return session(master=settings.master, remote=settings.remote, conf=settings.conf)
+
+
+def _inputs(job: Job) -> Inputs:
+    return msgspec.json.decode(job.read("inputs/{scope}.json"), type=Inputs)
+
+
+def _ingest(job: Job) -> None:
+    from runstate.pipeline.jobs import ingest
+    from runstate.pipeline.quarantine import reasons
+
+    inputs = _inputs(job)
+    spark, to = _spark(), Path(inputs.directory, "events", inputs.model)
+    with tracked(spark, f"ingest {inputs.model}", told_to(inputs.directory)):
+        done = ingest(spark, inputs.urls, to, model=inputs.model, file_format=inputs.settings.get("format", "parquet"))
+    totals = {"events": 0, "quarantined": 0}
+    from runstate.pipeline.event_table import open_event_table
+
+    for commit in open_event_table(to).commits():
+        for name in totals:
+            totals[name] += commit.counts.get(name, 0)
+    job.write_json("ingest/{scope}.json", IngestResult(done.commit, reasons=reasons(to), **totals))
+
+
+def _replay(job: Job) -> None:
+    from runstate.pipeline.jobs import replay
+
+    inputs = _inputs(job)
+    spark, root = _spark(), Path(inputs.directory)
+    events, to = root / "events" / inputs.model, root / "snapshots" / inputs.model
+    with tracked(spark, f"replay {inputs.model}", told_to(inputs.directory)):
+        done = replay(spark, f"table:{events}", to, model=inputs.model)
+    counts = done.counts
+    job.write_json("replay/{scope}.json", ReplayResult(done.commit, counts.get("streams", 0), counts.get("failed", 0)))
+
+
+def _audit(job: Job) -> None:
+    from runstate.pipeline import audit as audits
+
+    inputs = _inputs(job)
+    spark, root = _spark(), Path(inputs.directory)
+    with tracked(spark, f"audit {inputs.model}", told_to(inputs.directory)):
+        found = audits.audit(spark, inputs.urls, model=inputs.model, snapshots=root / "snapshots" / inputs.model)
+        summary = audits.summary(found)
+        audits.write(found, root / "findings" / inputs.model)
+    rows = [FindingRow(f.severity, f.code, f.count, f.stream or "", f.message) for f in summary.findings]
+    job.write_json("audit/{scope}.json", AuditOutcome(summary.streams, summary.events, rows))
+
+
+def _report(job: Job) -> None:
+    from runstate.pipeline.report import Part, report
+
+    inputs = [msgspec.json.decode(job.read(name), type=Inputs) for name in job.inputs if name.startswith("inputs/")]
+    ingests = [
+        msgspec.json.decode(job.read(name), type=IngestResult) for name in job.inputs if name.startswith("ingest/")
+    ]
+    audits = [
+        msgspec.json.decode(job.read(name), type=AuditOutcome) for name in job.inputs if name.startswith("audit/")
+    ]
+    root = Path(inputs[0].directory)
+    spark = _spark()
+    by_reason: dict[str, int] = {}
+    for each in ingests:
+        for reason, count in each.reasons.items():
+            by_reason[reason] = by_reason.get(reason, 0) + count
+    with tracked(spark, "report", told_to(str(root))):
+        made: Report = report(
+            spark,
+            [Part([f"table:{root / 'events' / each.model}"], each.model) for each in inputs],
+            findings=[finding for each in audits for finding in each.findings],
+            quarantine=Quarantine(sum(by_reason.values()), sorted(by_reason.items())),
+            generated_from=[url for each in inputs for url in each.urls],
+        )
+    job.write_json("report.json", made)
+    job.write("report.html", render(made))
+
+
+graph = build(["any"], Path())
+"""What the processes of a run load: they need the workers alone, and get the paths of their inputs from the run."""
