@@ -100,11 +100,18 @@ class LogStream:
 
     def records(self, after_seq: int = 0) -> Iterator[Record]:
         last = self.head.last_seq
-        while page := self._log.read(self.head.stream, after_seq=after_seq, limit=_page):
+        while True:
+            try:
+                page = self._log.read(self.head.stream, after_seq=after_seq, limit=_page)
+            except LogDamaged as damage:
+                # A page is read as a whole or not at all; what is intact before the damage is a page of its own.
+                intact = int(damage.details.get("seq", 0)) - 1 - after_seq
+                yield from self._log.read(self.head.stream, after_seq=after_seq, limit=intact) if intact > 0 else ()
+                raise
             yield from page if last is None else takewhile(lambda record: record.seq <= last, page)
-            after_seq = page[-1].seq
-            if len(page) < _page or (last is not None and after_seq >= last):
+            if len(page) < _page or (last is not None and page[-1].seq >= last):
                 return
+            after_seq = page[-1].seq
 
     def snapshot(self, model: str) -> StoredSnapshot | None:
         return self._log.load_snapshot(self.head.stream, model)

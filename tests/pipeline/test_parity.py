@@ -1,0 +1,128 @@
+"""Spark's snapshots are those of one process, byte for byte: for every model, from every log, and from event tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.fleets import histories
+from tests.pipeline.fleet_logs import filled, local_snapshots, pairs, table_snapshots
+
+from runstate.errors import RunstateError
+from runstate.models.registry import find_model
+from runstate.pipeline import replay as replays
+from runstate.pipeline.failures import PipelineFailed, readable
+from runstate.pipeline.jobs import ingest, read_view, replay
+from runstate.store import open as open_store
+
+
+def view_snapshots(spark: SparkSession, url: str, model: str) -> dict[str, tuple[int, bytes]]:
+    rows = read_view(spark, url, "snapshots", model=model, shards=3).collect()
+    assert all(row["finding"] is None for row in rows)
+    assert len({row["stream"] for row in rows}) == len(rows)
+    return {row["stream"]: (row["seq"], row["body"].encode()) for row in rows}
+
+
+@pytest.mark.parametrize(("scheme", "model"), pairs())
+def test_snapshots_from_a_log_and_from_its_table_are_those_of_one_process(
+    spark: SparkSession, tmp_path: Path, scheme: str, model: str
+) -> None:
+    url = filled(scheme, model, tmp_path)
+    expected = local_snapshots(url, model)
+    assert len(expected) == 12
+    assert view_snapshots(spark, url, model) == expected
+    ingest(spark, url, tmp_path / "events", model=model, shards=3)
+    assert view_snapshots(spark, f"table:{tmp_path}/events", model) == expected
+
+
+@pytest.mark.parametrize(("scheme", "model"), pairs())
+def test_a_replay_of_what_is_new_gives_what_a_full_one_gives(
+    spark: SparkSession, tmp_path: Path, scheme: str, model: str
+) -> None:
+    url = filled(scheme, model, tmp_path, seed=1, runs=6)
+    from_log, events, from_table = tmp_path / "from-log", tmp_path / "events", tmp_path / "from-table"
+
+    def bring_up_to_date() -> tuple[int, int]:
+        ingest(spark, url, events, model=model, shards=2)
+        folded = replay(spark, f"table:{events}", from_table, shards=2).counts.get("streams", 0)
+        return replay(spark, url, from_log, model=model, shards=2).counts["streams"], folded
+
+    with open_store(url, model, snapshot_every=0, on_alert=lambda alert: None) as store:
+        for lines in histories(model, seed=2, runs=4).values():
+            store.append_events([store.model.parse(line) for line in lines[:5]])
+    assert bring_up_to_date() == (10, 10)
+    assert bring_up_to_date() == (0, 0)
+    with open_store(url, model, snapshot_every=0, on_alert=lambda alert: None) as store:
+        for lines in histories(model, seed=2, runs=4).values():
+            store.append_events([store.model.parse(line) for line in lines])
+        for lines in histories(model, seed=3, runs=2).values():
+            store.append_events([store.model.parse(line) for line in lines])
+    assert bring_up_to_date() == (6, 6)
+    expected = local_snapshots(url, model)
+    assert table_snapshots(from_log) == expected
+    assert table_snapshots(from_table) == expected
+
+
+def test_another_version_of_the_model_folds_everything_anew(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = filled("sqlite", "engine", tmp_path, runs=4)
+    replay(spark, url, tmp_path / "snapshots", model="engine")
+    monkeypatch.setattr(type(find_model("engine")), "version", 999)
+    done = replay(spark, url, tmp_path / "snapshots", model="engine")
+    # The workers of Spark have the old version; that all streams were asked for again is what counts here.
+    assert done.counts["streams"] == 4
+
+
+def test_a_stream_that_was_begun_again_is_folded_from_its_beginning(spark: SparkSession, tmp_path: Path) -> None:
+    url = filled("sqlite", "engine", tmp_path, runs=3)
+    replay(spark, url, tmp_path / "snapshots", model="engine")
+    (stream, lines), *_ = histories("engine", runs=3).items()
+    with open_store(url, "engine", snapshot_every=0, on_alert=lambda alert: None) as store:
+        store.delete_stream(stream)
+        store.append_events([store.model.parse(line) for line in lines[2:]])
+    assert replay(spark, url, tmp_path / "snapshots", model="engine").counts["streams"] == 1
+    assert table_snapshots(tmp_path / "snapshots") == local_snapshots(url, "engine")
+
+
+def test_a_stream_too_long_to_gather_is_folded_line_by_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
+) -> None:
+    url = filled("sqlite", "engine", tmp_path, runs=6)
+    ingest(spark, url, tmp_path / "events", model="engine", shards=1)
+    from runstate.pipeline import event_table
+    from runstate.pipeline.origins import Origins
+    from runstate.pipeline.shards import Shard
+
+    monkeypatch.setattr(event_table, "whole_rows_max", 5)
+    with Origins([f"table:{tmp_path}/events"]) as origins:
+        folded = list(replays.fold_all(origins, Shard(), find_model("engine")))
+    found = {snapshot.stream: (snapshot.seq, snapshot.body) for snapshot in folded}
+    assert found == local_snapshots(url, "engine")
+
+
+def test_a_damaged_stream_has_a_finding_and_the_others_their_snapshots(spark: SparkSession, tmp_path: Path) -> None:
+    url = filled("ndjson", "rundir", tmp_path, runs=3)
+    expected = local_snapshots(url, "rundir")
+    victim = sorted(expected)[1]
+    path = tmp_path / "ndjson-rundir" / victim / "events.ndjson"
+    first, second, _, *rest = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([first, second, *rest]))
+    rows = {row["stream"]: row for row in read_view(spark, url, "snapshots", model="rundir").collect()}
+    assert rows[victim]["body"] is None
+    assert "log.damaged" in rows[victim]["finding"]
+    assert {s: rows[s]["body"].encode() for s in expected if s != victim} == {
+        s: body for s, (_, body) in expected.items() if s != victim
+    }
+
+
+def test_a_stream_of_another_model_has_a_finding(spark: SparkSession, tmp_path: Path) -> None:
+    url = filled("sqlite", "rundir", tmp_path, runs=2)
+    rows = read_view(spark, url, "snapshots", model="engine").collect()
+    assert all(row["body"] is None and "is it the right model" in row["finding"] for row in rows)
+
+
+def test_a_log_in_memory_is_refused(spark: SparkSession) -> None:
+    with pytest.raises((PipelineFailed, RunstateError), match="memory of one process"), readable("events"):
+        read_view(spark, "memory:", model="engine").count()

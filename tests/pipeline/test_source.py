@@ -1,0 +1,157 @@
+"""The data source: what it reads, what it leaves unread, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from tests.pipeline.fleet_logs import filled, pairs
+
+from runstate.pipeline.failures import PipelineFailed, readable
+from runstate.pipeline.jobs import ingest, read_view
+from runstate.pipeline.source import RunstateSource, StreamsReader, register
+from runstate.store import open as open_store
+
+
+def as_told(url: str, model: str) -> list[tuple[Any, ...]]:
+    """Every event as its log gives it."""
+    with open_store(url, model, create=False) as store:
+        records = [record for head in store.log.heads() for record in store.log.read(head.stream)]
+    return sorted(
+        (r.stream, r.seq, r.event_id, r.type, r.key, r.tenant, r.emitted_at, r.persisted_at, r.body.decode())
+        for r in records
+    )
+
+
+def as_read(frame: DataFrame) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row) for row in frame.collect())
+
+
+@pytest.mark.parametrize(("scheme", "model"), pairs())
+def test_every_event_comes_once_as_its_log_gives_it(
+    spark: SparkSession, tmp_path: Path, scheme: str, model: str
+) -> None:
+    url = filled(scheme, model, tmp_path, runs=7)
+    expected = as_told(url, model)
+    for shards in (1, 5):
+        assert as_read(read_view(spark, url, model=model, shards=shards)) == expected
+    ingest(spark, url, tmp_path / "events", model=model, shards=3)
+    assert as_read(read_view(spark, f"table:{tmp_path}/events", shards=4)) == expected
+
+
+conditions = [
+    "type = 'RunStarted'",
+    "type in ('StepStarted', 'StepCompleted') and seq > 3",
+    "stream = 'engine-0-0002'",
+    "stream in ('engine-0-0002', 'nowhere')",
+    "stream like 'engine-0-000%' and stream > 'engine-0-0003'",
+    "tenant = 'globex' and seq <= 2",
+    "persisted_at >= '2000' and persisted_at < '2100'",
+    "persisted_at < '2000'",
+    "seq between 2 and 4",
+    "type = 'RunStarted' or seq = 2",
+    "tenant is not null and key is not null",
+    "body like '%quo%' and type = 'StepStarted'",
+    "seq = 2.5",
+]
+
+
+@pytest.mark.parametrize("condition", conditions)
+def test_a_filter_gives_what_it_gives_on_all_events(spark: SparkSession, tmp_path: Path, condition: str) -> None:
+    url = filled("sqlite", "engine", tmp_path, runs=6)
+    frame = read_view(spark, url, model="engine")
+    # Spark cannot hand filters down through a cache, so that this one is its own work.
+    whole = spark.createDataFrame(frame.collect(), frame.schema)
+    assert as_read(frame.where(condition)) == as_read(whole.where(condition))
+
+
+def test_filters_on_the_envelope_are_taken_over(spark: SparkSession, tmp_path: Path) -> None:
+    url = filled("sqlite", "engine", tmp_path, runs=2)
+    frame = read_view(spark, url, model="engine")
+    plan = frame.where("type = 'RunStarted' and stream = 'x' and tenant = 'y'")._jdf.queryExecution().toString()
+    physical = plan.partition("Physical Plan")[2]
+    assert "Filter" not in physical.replace("RuntimeFilters", "")
+
+
+def test_a_question_about_one_stream_reads_that_stream_alone(tmp_path: Path) -> None:
+    from pyspark.sql.datasource import EqualTo
+
+    url = filled("ndjson", "rundir", tmp_path, runs=3)
+    # Another run's file cannot even be opened; nobody must try.
+    (tmp_path / "ndjson-rundir" / "rundir-0-0000" / "events.ndjson").unlink()
+    (tmp_path / "ndjson-rundir" / "rundir-0-0000" / "events.ndjson").mkdir()
+    source = RunstateSource({"url": url})
+    reader = source.reader(source.schema())
+    assert isinstance(reader, StreamsReader)
+    assert list(reader.pushFilters([EqualTo(("stream",), "rundir-0-0001")])) == []
+    (partition,) = reader.partitions()
+    batches = list(reader.read(partition))
+    assert {stream for batch in batches for stream in batch.column("stream").to_pylist()} == {"rundir-0-0001"}
+
+
+def test_a_narrower_schema_reads_those_columns_in_that_order(spark: SparkSession, tmp_path: Path) -> None:
+    url = filled("sqlite", "engine", tmp_path, runs=2)
+    ingest(spark, url, tmp_path / "events", model="engine")
+    register(spark)
+    for each in (url, f"table:{tmp_path}/events"):
+        frame = spark.read.format("runstate").schema("type string, seq bigint").option("url", each).load()
+        whole = read_view(spark, each, model="engine").select("type", "seq")
+        assert frame.columns == ["type", "seq"]
+        assert as_read(frame) == as_read(whole)
+
+
+def damaged(tmp_path: Path) -> str:
+    url = filled("ndjson", "rundir", tmp_path, runs=3)
+    path = tmp_path / "ndjson-rundir" / "rundir-0-0001" / "events.ndjson"
+    lines = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([*lines[:4], *lines[5:]]))
+    return url
+
+
+def test_a_damaged_stream_fails_the_query_and_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    frame = read_view(spark, damaged(tmp_path), model="rundir")
+    with pytest.raises(PipelineFailed, match=r"rundir-0-0001.*line 5.*4 events before it are intact"), readable("read"):
+        frame.count()
+
+
+@pytest.mark.parametrize("condition", ["true", "type = 'RUN_CREATED'"])
+def test_damage_is_reported_whatever_is_asked_for(spark: SparkSession, tmp_path: Path, condition: str) -> None:
+    frame = read_view(spark, damaged(tmp_path), model="rundir", damage="report")
+    rows = frame.where(condition).collect()
+    (finding,) = [row for row in rows if row["finding"] is not None]
+    assert (finding["stream"], finding["seq"], finding["body"]) == ("rundir-0-0001", 5, None)
+    assert len([row for row in rows if row["stream"] == "rundir-0-0001" and row["body"]]) == (
+        4 if condition == "true" else 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "Say where the log is"),
+        ({"url": "nonsense:x"}, "names no log"),
+        ({"url": "sqlite:/nowhere/at/all.db"}, "There is no file /nowhere/at/all.db"),
+        ({"url": "sqlite:x", "view": "nonsense"}, "There is no view 'nonsense'; there are: events"),
+        ({"url": "sqlite:x", "model": "nonsense"}, "nonsense"),
+        ({"url": "sqlite:x", "shards": "many"}, "shards is a number"),
+        ({"url": "sqlite:x", "damage": "hide"}, "damage is 'fail' or 'report'"),
+        ({"url": "sqlite:x", "colour": "red"}, "has no option 'colour'"),
+        ({"url": "[1]"}, "no JSON list of URLs"),
+        ({"url": "table:/nowhere"}, "There is no table in /nowhere"),
+    ],
+)
+def test_a_bad_option_is_refused_with_what_is_wrong(spark: SparkSession, options: dict[str, str], told: str) -> None:
+    register(spark)
+    with pytest.raises(PipelineFailed, match="The stage read failed") as failure, readable("read"):
+        spark.read.format("runstate").options(**options).load().count()
+    assert told in str(failure.value)
+
+
+def test_a_column_that_is_not_there_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    url = filled("sqlite", "engine", tmp_path, runs=1)
+    for schema, told in (("colour string", "no column 'colour'"), ("seq string", "'seq' has the type bigint")):
+        with pytest.raises(PipelineFailed) as failure, readable("read"):
+            spark.read.format("runstate").schema(schema).option("url", url).load().count()
+        assert told in str(failure.value)
