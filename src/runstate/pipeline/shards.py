@@ -5,6 +5,7 @@ A shard holds whole streams. Whoever works on it reads and folds them where they
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 
 import msgspec
@@ -24,18 +25,16 @@ class Shard(msgspec.Struct, frozen=True):
 
 def cut(weights: Iterable[tuple[str, int]], count: int) -> list[Shard]:
     """At most `count` shards of about equal weight over streams that come in order, in one pass and little memory."""
-    bounds: list[str] = []
-    step, weight, last = 1, 0, None
-    for stream, extent in weights:
-        last = stream
-        weight += max(1, extent)
-        if weight >= step:
-            bounds.append(stream)
-            weight = 0
+    bounds: list[tuple[int, str]] = []
+    total, step, last = 0, 1, ""
+    for last, weight in weights:
+        total += max(1, weight)
+        if not bounds or total - bounds[-1][0] >= step:
+            bounds.append((total, last))
         if len(bounds) > 2 * _finer * count:
             bounds, step = bounds[1::2], step * 2
-    if last is None:
+    if not bounds:
         return []
-    chosen = [bounds[len(bounds) * number // count] for number in range(1, count)] if len(bounds) > 1 else []
-    ends = [*sorted({bound for bound in chosen if bound != last}), None]
-    return [Shard(after, until) for after, until in zip(["", *(end for end in ends if end)], ends, strict=True)]
+    chosen = {bounds[min(bisect_left(bounds, (total * n / count, "")), len(bounds) - 1)][1] for n in range(1, count)}
+    ends = sorted(chosen - {last})
+    return [Shard(after, until) for after, until in zip(["", *ends], [*ends, None], strict=True)]

@@ -6,11 +6,13 @@ number of such files is read as one: their rows come merged, a chunk's worth at 
 
 from __future__ import annotations
 
+import io
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
+from zlib import crc32
 
 import msgspec
 import pyarrow as pa
@@ -28,10 +30,24 @@ file_bytes_max = 512 << 20
 _repetitive = ["stream", "type", "tenant", "step_id", "model", "status", "url", "code"]
 
 
+class Section(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A stretch of a file, and the CRC-32 of its bytes."""
+
+    start: int
+    end: int
+    crc: int
+
+    def fits(self, path: Path) -> bool:
+        with open(path, "rb") as file:
+            file.seek(self.start)
+            return crc32(file.read(self.end - self.start)) == self.crc
+
+
 class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     first: str
     last: str
     rows: int
+    section: Section
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -40,6 +56,8 @@ class FileEntry(msgspec.Struct, frozen=True):
     name: str
     kind: str
     bytes: int
+    footer: Section
+    """What stands behind the chunks: the file's own table of contents."""
     chunks: list[Chunk]
 
     @property
@@ -56,6 +74,8 @@ class FileFormat(msgspec.Struct, frozen=True):
     """How chunks stand in a file."""
 
     suffix: str
+    checks_pages: bool
+    """Whether reading finds damage within a chunk by itself, so that only the columns which are wanted are read."""
     create: Callable[[Any, pa.Schema], _Writer]
     open: Callable[[str], Callable[[int, Sequence[str]], pa.Table]]
 
@@ -93,9 +113,30 @@ def _open_arrow(path: str) -> Callable[[int, Sequence[str]], pa.Table]:
 
 
 formats = {
-    "parquet": FileFormat(".parquet", _create_parquet, _open_parquet),
-    "arrow": FileFormat(".arrow", _create_arrow, _open_arrow),
+    "parquet": FileFormat(".parquet", True, _create_parquet, _open_parquet),
+    "arrow": FileFormat(".arrow", False, _create_arrow, _open_arrow),
 }
+
+
+class _SummedFile(io.FileIO):
+    """A new file that sums up what is written to it, section by section."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "xb")
+        self._start = self._end = self._crc = 0
+
+    def write(self, data: Any) -> int:
+        rest = memoryview(data)
+        self._crc, self._end, size = crc32(rest, self._crc), self._end + len(rest), len(rest)
+        while rest:
+            rest = rest[super().write(rest) :]
+        return size
+
+    def section(self) -> Section:
+        """What was written since the last section was asked for."""
+        section = Section(self._start, self._end, self._crc)
+        self._start, self._crc = self._end, 0
+        return section
 
 
 class SortedWriter:
@@ -114,7 +155,7 @@ class SortedWriter:
         self._waiting: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
         self._path: Path | None = None
-        self._sink: Any = None
+        self._sink: _SummedFile | None = None
         self._writer: _Writer | None = None
         self._chunks: list[Chunk] = []
         self.entries: list[FileEntry] = []
@@ -151,30 +192,31 @@ class SortedWriter:
         table = pa.Table.from_batches(self._waiting, self._schema).combine_chunks()
         self._waiting, self._rows, self._bytes = [], 0, 0
         try:
-            if self._writer is None:
+            if self._writer is None or self._sink is None:
                 self._path = self._directory / f"{self._kind}-{secrets.token_hex(8)}{self._format.suffix}"
-                self._sink = pa.OSFile(str(self._path), "wb")
+                self._sink = _SummedFile(self._path)
                 self._writer = self._format.create(self._sink, self._schema)
             # One call, one chunk: readers count on it.
             self._writer.write_table(table)
         except OSError as error:
             raise LogFailed(f"{self._directory} cannot be written: {error}") from error
-        streams = table.column("stream")
-        self._chunks.append(Chunk(streams[0].as_py(), streams[-1].as_py(), table.num_rows))
-        if self._sink.tell() >= file_bytes_max:
+        streams, section = table.column("stream"), self._sink.section()
+        self._chunks.append(Chunk(streams[0].as_py(), streams[-1].as_py(), table.num_rows, section))
+        if section.end >= file_bytes_max:
             self._finish_file()
 
     def _finish_file(self) -> None:
-        if self._writer is None or self._path is None:
+        if self._writer is None or self._path is None or self._sink is None:
             return
         try:
             self._writer.close()
+            footer = self._sink.section()
+            self._sink.flush()
+            os.fsync(self._sink.fileno())
             self._sink.close()
-            with open(self._path, "rb+") as file:
-                os.fsync(file.fileno())
         except OSError as error:
             raise LogFailed(f"{self._path} cannot be written: {error}") from error
-        self.entries.append(FileEntry(self._path.name, self._kind, self._path.stat().st_size, self._chunks))
+        self.entries.append(FileEntry(self._path.name, self._kind, footer.end, footer, self._chunks))
         self._writer = self._sink = self._path = None
         self._chunks = []
 
@@ -219,6 +261,7 @@ class _Cursor:
     def __init__(self, directory: Path, entry: FileEntry, shard: Shard, columns: Sequence[str]) -> None:
         self._path, self._entry, self._shard, self._columns = directory / entry.name, entry, shard, columns
         self._chunks = [number for number, chunk in enumerate(entry.chunks) if _overlaps(chunk, shard)]
+        self._format = next(each for each in formats.values() if each.suffix == self._path.suffix)
         self._read: Callable[[int, Sequence[str]], pa.Table] | None = None
         self._table: pa.Table | None = None
         self.first = self.last = ""
@@ -254,10 +297,11 @@ class _Cursor:
     def _load(self, number: int) -> pa.Table:
         try:
             if self._read is None:
-                if self._path.stat().st_size != self._entry.bytes:
-                    raise LogDamaged(f"{self._path} has not the {self._entry.bytes} bytes that were written; {_advice}")
-                suffixes = {file_format.suffix: file_format for file_format in formats.values()}
-                self._read = suffixes[self._path.suffix].open(str(self._path))
+                if self._path.stat().st_size != self._entry.bytes or not self._entry.footer.fits(self._path):
+                    raise LogDamaged(f"{self._path} is not what was written; {_advice}", path=str(self._path))
+                self._read = self._format.open(str(self._path))
+            if not self._format.checks_pages and not self._entry.chunks[number].section.fits(self._path):
+                raise LogDamaged(f"{self._path} is not what was written; {_advice}", path=str(self._path))
             table = self._read(number, self._columns)
         except (OSError, pa.ArrowException, KeyError) as error:
             raise LogDamaged(f"{self._path} cannot be read: {error}; {_advice}", path=str(self._path)) from error
