@@ -172,14 +172,14 @@ def audit(
 
     with _spark(master, remote, conf, "audit") as spark:
         found = audits.audit(spark, urls, model=model, snapshots=snapshots, silent_s=silent_s, skew_s=skew_s)
-        summary = audits.summary(found)
-        if to is not None:
-            audits.write(found, to)
+        summary = audits.summary(found if to is None else audits.write(found, to))
     if as_json:
         write_json(summary)
     else:
         columns = ("severity", "finding", "how often", "for instance", "")
-        write_table(columns, ([f.severity, f.code, f.count, f.stream, f.message] for f in summary.findings))
+        write_table(
+            columns, ([f.severity, f.code, f.count, f.example["stream"], f.example["message"]] for f in summary.codes)
+        )
     words.print(f"{summary.streams} streams, {summary.events} events: {'intact' if summary.ok else 'DAMAGED'}")
     if not summary.ok:
         raise typer.Exit(1)

@@ -3,7 +3,7 @@
     DIR/inputs/MODEL.json     which logs of a model there are, and what tells whether they have changed
     DIR/events/MODEL          the event table
     DIR/snapshots/MODEL       the snapshot table
-    DIR/findings/MODEL        what the audit found
+    DIR/findings/MODEL/NAME   what the audit found, as Parquet
     DIR/report.html           the report
     DIR/runs/pipeline         the run itself: its events, and what each stage says it has done
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ import msgspec
 
 from runstate.errors import LogFailed, LogNotFound
 from runstate.logs.disk import RealDisk, replace_durably
+from runstate.models.canonical import digest
 from runstate.pipeline.origins import model_of, open_origin
 from runstate.pipeline.page import render
 from runstate.pipeline.page_report import FindingRow, Quarantine, Report
@@ -70,6 +72,8 @@ class ReplayResult(msgspec.Struct):
 class AuditOutcome(msgspec.Struct):
     streams: int
     events: int
+    kept_in: str
+    """The directory with all findings."""
     findings: list[FindingRow]
 
 
@@ -122,10 +126,10 @@ def read_inputs(directory: Path) -> dict[str, Inputs]:
 def _version(url: str) -> str:
     origin = open_origin(url)
     try:
-        digest = hashlib.sha256()
+        found = hashlib.sha256()
         for stream, version in origin.versions():
-            digest.update(f"{stream}\0{version}\n".encode())
-        return digest.hexdigest()
+            found.update(f"{stream}\0{version}\n".encode())
+        return found.hexdigest()
     finally:
         origin.close()
 
@@ -271,12 +275,18 @@ def _audit(job: Job) -> None:
 
     inputs = _inputs(job)
     spark, root = _spark(), Path(inputs.directory)
+    # Named by what it is about: an audit of something else never looks like this one.
+    to = root / "findings" / inputs.model / digest(job.read("inputs/{scope}.json"))[:16]
+    shutil.rmtree(to.parent, ignore_errors=True)
+    to.parent.mkdir(parents=True)
     with tracked(spark, f"audit {inputs.model}", told_to(inputs.directory)):
         found = audits.audit(spark, inputs.urls, model=inputs.model, snapshots=root / "snapshots" / inputs.model)
-        summary = audits.summary(found)
-        audits.write(found, root / "findings" / inputs.model)
-    rows = [FindingRow(f.severity, f.code, f.count, f.stream or "", f.message) for f in summary.findings]
-    job.write_json("audit/{scope}.json", AuditOutcome(summary.streams, summary.events, rows))
+        summary = audits.summary(audits.write(found, to))
+    rows = [
+        FindingRow(each.severity, each.code, each.count, each.example["stream"] or "", each.example["message"])
+        for each in summary.codes
+    ]
+    job.write_json("audit/{scope}.json", AuditOutcome(summary.streams, summary.events, str(to), rows))
 
 
 def _report(job: Job) -> None:

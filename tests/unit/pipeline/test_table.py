@@ -155,6 +155,7 @@ def test_a_damaged_data_file_is_named(tmp_path: Path, harm: str) -> None:
 
 
 @pytest.mark.parametrize("file_format", sorted(formats))
+@pytest.mark.slow
 @pytest.mark.parametrize("bit", [0x01, 0x40])
 def test_every_flipped_byte_of_a_data_file_is_found_or_harmless(tmp_path: Path, file_format: str, bit: int) -> None:
     table = new_table(tmp_path / "t", file_format)
