@@ -4,15 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: help setup demo check test soak bench format clean
+.PHONY: help setup demo check test soak bench bench-pipeline format clean
 help: ## list these targets
-	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Runstate needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,spark]'
 	touch $@
 
 setup: $(VENV)/.ready ## make the virtual environment
@@ -25,16 +25,19 @@ check: setup ## format, lint, types, imports, tidiness, fast tests; before every
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/pytest -q -n $(JOBS) -m 'not slow'
+	$(BIN)/pytest -q -n $(JOBS) --dist loadgroup -m 'not slow'
 
 test: setup ## every test
-	$(BIN)/pytest -q -n $(JOBS)
+	$(BIN)/pytest -q -n $(JOBS) --dist loadgroup
 
 soak: setup ## the crash and race tests for longer: make soak ROUNDS=2000
-	RUNSTATE_KILL_ROUNDS=$(or $(ROUNDS),2000) $(BIN)/pytest -q -n $(JOBS) tests/crash tests/conformance
+	RUNSTATE_KILL_ROUNDS=$(or $(ROUNDS),2000) $(BIN)/pytest -q -n $(JOBS) --dist loadgroup tests/crash tests/conformance
 
 bench: setup ## measure against the limits of this machine; prints ratios, writes a plot
 	$(BIN)/python -m benchmarks
+
+bench-pipeline: setup ## the same for the Spark pipeline; minutes, and some gigabytes of disk
+	$(BIN)/python -m benchmarks.pipeline
 
 format: setup ## let ruff rewrite what it can
 	$(BIN)/ruff format .

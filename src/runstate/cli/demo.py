@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -12,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from runstate.cli.demo_pipeline import damage, orchestrated_fleet, run_pipeline
 from runstate.cli.output import words, write_table
 from runstate.contracts import EngineStore
 from runstate.errors import LogFailed
@@ -29,12 +31,15 @@ _steps = ("extract", "clean", "join", "train", "publish")
 def demo(
     to: Annotated[Path, typer.Option("--to", help="The directory for the demo's files.")] = Path("demo"),
 ) -> None:
-    """Run the whole system on embedded defaults: a fleet of runs, a kill, a resume, and the proof."""
+    """Run the whole system on embedded defaults: fleets of runs, kills, resumes, the proof, and a report."""
     path = to / "runstate-demo.db"
     try:
         to.mkdir(parents=True, exist_ok=True)
         for leftover in (path, to / f"{path.name}-wal", to / f"{path.name}-shm"):
             leftover.unlink(missing_ok=True)
+        for made in ("runs", "sources", "pipeline"):
+            if (to / made).exists():
+                shutil.rmtree(to / made)
     except OSError as error:
         raise LogFailed(f"{to} cannot be written: {error.strerror}") from error
     url = f"sqlite:{path}"
@@ -57,15 +62,23 @@ def demo(
         while projector.poll():
             pass
         differ = _differing(store)
-        damage = list(store.log.verify())
-        words.print(f"lag {projector.lag_s:.1f} s; {differ} snapshots differ from a replay; {len(damage)} damaged")
+        found = list(store.log.verify())
+        words.print(f"lag {projector.lag_s:.1f} s; {differ} snapshots differ from a replay; {len(found)} damaged")
         _show(store, alerts)
+    words.rule("4. an orchestrator builds a site again and again, in run directories")
+    runs_url = orchestrated_fleet(to / "runs", to / "sources")
+    damaged = damage(to / "runs")
+    words.print(f"{runs_url}; one byte in the history of {damaged} was then changed, as a failing disk would")
+
+    words.rule("5. a pipeline on Spark ingests, replays, audits and reports on both fleets")
+    piped = run_pipeline([url, runs_url], to / "pipeline", damaged)
     words.rule("look at it yourself (after: . .venv/bin/activate)")
     for command in ("streams", "tail", "verify", "replay --check"):
         name, *options = command.split()
         words.print(f"  runstate {name} {url} {' '.join(options)}")
     words.print(f"  runstate snapshot {url} run-0007\n  runstate diff {url} run-0007 --from 2 --to 5")
-    if acknowledged > stored or differ or damage:
+    words.print(f"  runstate pipeline audit {runs_url}\n  open {to / 'pipeline' / 'report.html'}")
+    if acknowledged > stored or differ or found or not piped:
         raise typer.Exit(1)
 
 

@@ -239,7 +239,7 @@ def _go(to: Path, models: list[str], forced: set[str], settings: Any, as_json: b
             else:
                 state = orchestrator.resume(force=forced | stages.missing_tables(to, models))
         except RunstateError:
-            words.print(f"go on with: runstate pipeline resume {to}")
+            words.print(f"what Spark has printed: {to / 'spark.log'}\ngo on with: runstate pipeline resume {to}")
             raise
     _tell_run(to, state, stages.outcome(directory, models), as_json)
 

@@ -5,6 +5,7 @@
     DIR/snapshots/MODEL       the snapshot table
     DIR/findings/MODEL/NAME   what the audit found, as Parquet
     DIR/report.html           the report
+    DIR/spark.log             what Spark and its workers have printed
     DIR/runs/pipeline         the run itself: its events, and what each stage says it has done
 
 Each stage is a work item with artifacts, one for each model. A pipeline that is killed goes on without redoing finished
@@ -229,11 +230,14 @@ def build(models: Sequence[str], directory: Path) -> Graph:
     return made
 
 
-def _spark() -> Any:
+def _spark(directory: str) -> Any:
+    """The session of this process. What Spark and its Python workers print goes to the pipeline's `spark.log`."""
     from runstate.pipeline.session import session
 
-    text = os.environ.get(spark_variable, "{}")
-    settings = msgspec.json.decode(text, type=SparkSettings)
+    settings = msgspec.json.decode(os.environ.get(spark_variable, "{}"), type=SparkSettings)
+    log = os.open(Path(directory, "spark.log"), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    os.dup2(log, 2)
+    os.close(log)
     return session(master=settings.master, remote=settings.remote, conf=settings.conf)
 
 
@@ -246,7 +250,7 @@ def _ingest(job: Job) -> None:
     from runstate.pipeline.quarantine import reasons
 
     inputs = _inputs(job)
-    spark, to = _spark(), Path(inputs.directory, "events", inputs.model)
+    spark, to = _spark(inputs.directory), Path(inputs.directory, "events", inputs.model)
     with tracked(spark, f"ingest {inputs.model}", told_to(inputs.directory)):
         done = ingest(spark, inputs.urls, to, model=inputs.model, file_format=inputs.settings.get("format", "parquet"))
     totals = {"events": 0, "quarantined": 0}
@@ -262,7 +266,7 @@ def _replay(job: Job) -> None:
     from runstate.pipeline.jobs import replay
 
     inputs = _inputs(job)
-    spark, root = _spark(), Path(inputs.directory)
+    spark, root = _spark(inputs.directory), Path(inputs.directory)
     events, to = root / "events" / inputs.model, root / "snapshots" / inputs.model
     with tracked(spark, f"replay {inputs.model}", told_to(inputs.directory)):
         done = replay(spark, f"table:{events}", to, model=inputs.model)
@@ -274,7 +278,7 @@ def _audit(job: Job) -> None:
     from runstate.pipeline import audit as audits
 
     inputs = _inputs(job)
-    spark, root = _spark(), Path(inputs.directory)
+    spark, root = _spark(inputs.directory), Path(inputs.directory)
     # Named by what it is about: an audit of something else never looks like this one.
     to = root / "findings" / inputs.model / digest(job.read("inputs/{scope}.json"))[:16]
     shutil.rmtree(to.parent, ignore_errors=True)
@@ -300,7 +304,7 @@ def _report(job: Job) -> None:
         msgspec.json.decode(job.read(name), type=AuditOutcome) for name in job.inputs if name.startswith("audit/")
     ]
     root = Path(inputs[0].directory)
-    spark = _spark()
+    spark = _spark(inputs[0].directory)
     by_reason: dict[str, int] = {}
     for each in ingests:
         for reason, count in each.reasons.items():

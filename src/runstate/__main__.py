@@ -1,0 +1,5 @@
+"""`python -m runstate` is the command `runstate`."""
+
+from runstate.cli import main
+
+main()

@@ -1,0 +1,115 @@
+"""Send this package to executors that do not have it, and find out what else they lack.
+
+What is sent is a zip of the package and its metadata, so that models and logs are found by their entry points there as
+they are here. What has compiled parts cannot be imported from a zip: `check_executors` names what is missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+import io
+import zipfile
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runstate.errors import RunstateError, Unsupported
+from runstate.pipeline.private_files import process_directory
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+executor_modules = ("msgspec", "rfc8785", "filelock", "pyarrow", "pandas", "runstate")
+"""What a task of ours imports, apart from the driver of a log."""
+_metadata = ("METADATA", "entry_points.txt")
+_oldest_time = (1980, 1, 1, 0, 0, 0)
+
+
+class ExecutorsIncomplete(RunstateError):
+    """The Python of Spark's executors lacks packages that Runstate needs."""
+
+    code = "spark.executors_incomplete"
+
+
+def ship(spark: SparkSession, py_files: Sequence[str]) -> None:
+    """Make each of `py_files` (.py, .zip) importable in every task of the session."""
+    for path in py_files:
+        if type(spark).__module__.startswith("pyspark.sql.connect"):
+            spark.addArtifacts(path, pyfile=True)
+        else:
+            spark.sparkContext.addPyFile(path)
+
+
+def package_zip() -> Path:
+    """This package as a zip to be put on `sys.path`. The same content always gives the same name and the same bytes.
+
+    Raises:
+        Unsupported: this package is not installed, so that there are no entry points to send.
+    """
+    try:
+        installed = distribution("runstate")
+    except PackageNotFoundError as error:
+        raise Unsupported(
+            "Runstate is not installed here, and cannot be sent to executors: pip install runstate"
+        ) from error
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, file in _files(importlib.resources.files("runstate"), "runstate"):
+            archive.writestr(zipfile.ZipInfo(name, _oldest_time), file.read_bytes(), zipfile.ZIP_DEFLATED)
+        for name in _metadata:
+            text = installed.read_text(name) or ""
+            place = f"runstate-{installed.version}.dist-info/{name}"
+            archive.writestr(zipfile.ZipInfo(place, _oldest_time), text, zipfile.ZIP_DEFLATED)
+    data = content.getvalue()
+    path = process_directory() / f"runstate-{installed.version}-{hashlib.sha256(data).hexdigest()[:12]}.zip"
+    path.write_bytes(data)
+    return path
+
+
+def _files(folder: Traversable, name: str) -> Iterator[tuple[str, Traversable]]:
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if entry.name == "__pycache__":
+            continue
+        if entry.is_dir():
+            yield from _files(entry, f"{name}/{entry.name}")
+        else:
+            yield f"{name}/{entry.name}", entry
+
+
+def check_executors(spark: SparkSession, modules: Sequence[str] = executor_modules) -> None:
+    """Run one small task that imports `modules`, before a long job finds out that one is missing.
+
+    Raises:
+        ExecutorsIncomplete: with the names of all that are missing, and what to do.
+    """
+    from pyspark.sql.functions import lit, udf
+
+    # A function inside a function is sent by value: a task could not even load one that is imported from this package.
+    def missing(names: str) -> str:
+        import importlib
+        import sys
+
+        lacking = []
+        for name in names.split():
+            try:
+                importlib.import_module(name)
+            except ModuleNotFoundError as error:
+                lacking.append(error.name or name)
+            except ImportError:
+                lacking.append(name)
+        return " ".join([sys.executable, *dict.fromkeys(lacking)])
+
+    # Without Arrow, since that may be what is missing.
+    probe = udf(missing, "string", useArrow=False)
+    row = spark.range(1).select(probe(lit(" ".join(modules))).alias("found")).collect()[0]
+    python, *lacking = str(row["found"]).split(" ")
+    if lacking:
+        raise ExecutorsIncomplete(
+            f"The executors' Python ({python}) cannot import {', '.join(lacking)}. Install that where executors run "
+            f"(pip install {' '.join(lacking)}), or name a Python that has it in spark.pyspark.python",
+            missing=lacking,
+            python=python,
+        )
