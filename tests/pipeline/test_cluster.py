@@ -1,0 +1,98 @@
+"""On executors in processes of their own the results are the same, also when one of them is killed in mid-job."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.pipeline.fleet_logs import filled, local_snapshots, table_snapshots
+
+from runstate.models.canonical import digest
+
+_program = """
+import json, os, signal, sys, threading, time
+from pathlib import Path
+from runstate.pipeline.jobs import ingest, read_view, replay
+from runstate.pipeline.session import spark_session
+
+urls, to = json.loads(sys.argv[1]), Path(sys.argv[2])
+conf = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.driver.memory": "1g",
+}
+
+
+def executors():
+    # The JVMs that run tasks: everything that this process has started, and that says it is one.
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                command = (entry / "cmdline").read_bytes()
+                mine = f"--app-id\\0{spark.sparkContext.applicationId}".encode() in command
+            except OSError:
+                continue
+            if b"CoarseGrainedExecutorBackend" in command and mine:
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+def kill_one_in_mid_job():
+    tracker = spark.sparkContext.statusTracker()
+    while not over.is_set():
+        for number in tracker.getActiveStageIds():
+            stage = tracker.getStageInfo(number)
+            if stage is not None and 0 < stage.numCompletedTasks < stage.numTasks and (found := executors()):
+                os.kill(found[0], signal.SIGKILL)
+                killed.append((stage.numCompletedTasks, stage.numTasks))
+                return
+        time.sleep(0.005)
+
+
+with spark_session(master="local-cluster[2,1,1024]", conf=conf) as spark:
+    snapshots = {}
+    for model, url in urls.items():
+        ingest(spark, url, to / "events" / model, model=model, shards=4)
+        rows = read_view(spark, url, "snapshots", model=model, shards=4).collect()
+        snapshots[model] = {row["stream"]: [row["seq"], row["digest"]] for row in rows}
+    over, killed = threading.Event(), []
+    killer = threading.Thread(target=kill_one_in_mid_job)
+    killer.start()
+    replay(spark, f"table:{to}/events/engine", to / "snapshots", shards=24)
+    over.set()
+    killer.join()
+    print(json.dumps({"killed": killed, "snapshots": snapshots}))
+"""
+
+
+def test_a_cluster_gives_the_same_snapshots_and_survives_the_loss_of_an_executor(tmp_path: Path) -> None:
+    import pyspark
+
+    urls = {
+        "engine": filled("sqlite", "engine", tmp_path, runs=60),
+        "rundir": filled("ndjson", "rundir", tmp_path, runs=6),
+    }
+    # A local cluster keeps its working files where Spark is installed.
+    spark_home = tmp_path / "spark"
+    spark_home.mkdir()
+    for entry in Path(pyspark.__file__).parent.iterdir():
+        (spark_home / entry.name).symlink_to(entry)
+    done = subprocess.run(
+        [sys.executable, "-c", _program, json.dumps(urls), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env={**os.environ, "SPARK_HOME": str(spark_home)},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    for model, url in urls.items():
+        expected = {stream: [seq, digest(body)] for stream, (seq, body) in local_snapshots(url, model).items()}
+        assert told["snapshots"][model] == expected
+    ((tasks_done, tasks),) = told["killed"]
+    assert 0 < tasks_done < tasks
+    assert table_snapshots(tmp_path / "snapshots") == local_snapshots(urls["engine"], "engine")
