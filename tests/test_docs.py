@@ -24,8 +24,14 @@ def _runnable(page: Path) -> bool:
     return bool(_blocks(page, "python", "console"))
 
 
+def _marked(page: Path) -> object:
+    """Pages that start Spark are run one after the other, beside the pipeline's tests: two Sparks need four cores."""
+    starts_spark = any("pipeline" in code for code in _blocks(page, "python", "console"))
+    return pytest.param(page, marks=pytest.mark.xdist_group("spark")) if starts_spark else page
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [p for p in pages if _runnable(p)], ids=lambda p: str(p.relative_to(root)))
+@pytest.mark.parametrize("page", [_marked(p) for p in pages if _runnable(p)], ids=lambda p: str(p.relative_to(root)))
 def test_the_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
     """Blocks run in the order of the page, in one directory. A python block whose first line is a comment that
     names a file is also saved under that name, so that later commands can use it."""
@@ -49,7 +55,7 @@ def _run(command: list[str], directory: Path) -> None:
         cwd=directory,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env={"PATH": f"{scripts}:{os.environ['PATH']}", "HOME": str(directory)},
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
@@ -66,14 +72,17 @@ def test_every_command_is_documented() -> None:
 
     from runstate.cli.main import app
 
-    commands = get_command(app).commands  # type: ignore[attr-defined]
     page = (root / "docs/cli.md").read_text()
-    for name, command in commands.items():
-        assert f"## {name}" in page
-        for parameter in command.params:
-            for option in parameter.opts:
-                if option.startswith("--") and option != "--help":
-                    assert option in page, f"{name} {option}"
+    groups = [("", get_command(app))]
+    for prefix, group in groups:
+        for name, command in group.commands.items():  # type: ignore[attr-defined]
+            assert f"## {prefix}{name}" in page
+            if hasattr(command, "commands"):
+                groups.append((f"{prefix}{name} ", command))
+            for parameter in command.params:
+                for option in parameter.opts:
+                    if option.startswith("--") and option != "--help":
+                        assert option in page, f"{name} {option}"
 
 
 def test_every_make_target_is_explained() -> None:
