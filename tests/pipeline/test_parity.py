@@ -13,7 +13,9 @@ from runstate.errors import RunstateError
 from runstate.models.registry import find_model
 from runstate.pipeline import replay as replays
 from runstate.pipeline.failures import PipelineFailed, readable
+from runstate.pipeline.frames import fold_frame
 from runstate.pipeline.jobs import ingest, read_view, replay
+from runstate.pipeline.views import InvalidOption
 from runstate.store import open as open_store
 
 
@@ -126,3 +128,16 @@ def test_a_stream_of_another_model_has_a_finding(spark: SparkSession, tmp_path: 
 def test_a_log_in_memory_is_refused(spark: SparkSession) -> None:
     with pytest.raises((PipelineFailed, RunstateError), match="memory of one process"), readable("events"):
         read_view(spark, "memory:", model="engine").count()
+
+
+@pytest.mark.parametrize(("scheme", "model"), pairs())
+def test_a_frame_in_any_order_folds_to_the_same(spark: SparkSession, tmp_path: Path, scheme: str, model: str) -> None:
+    url = filled(scheme, model, tmp_path, runs=5)
+    shuffled = read_view(spark, url, model=model).orderBy("event_id")
+    found = {row["stream"]: (row["seq"], row["body"].encode()) for row in fold_frame(shuffled, model, 3).collect()}
+    assert found == local_snapshots(url, model)
+
+
+def test_a_frame_without_its_columns_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(InvalidOption, match="no column 'seq'"):
+        fold_frame(spark.createDataFrame([("s", "{}")], "stream string, body string"), "engine")

@@ -7,7 +7,7 @@ streams never looks at a line. How far each stream was ingested stands in files 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ import pyarrow as pa
 from runstate.errors import InvalidUrl, NotALog
 from runstate.logs.log import Finding, Head, Record, StoredSnapshot
 from runstate.models.model import Model
-from runstate.pipeline.origins import Lines, StreamReader
+from runstate.pipeline.origins import Lines, NumberedLines, StreamReader
 from runstate.pipeline.rows import event_schema
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.sorted_files import FileEntry
@@ -78,7 +78,10 @@ class TableStream:
         self.url, self.head, self._rows = url, Head(stream, 0, ""), rows
 
     def lines(self, after_seq: int = 0) -> Lines:
-        return _SeqLines(self._rows, after_seq)
+        numbered = (
+            zip(piece.seqs[start:stop], piece.bodies[start:stop], strict=True) for _, piece, start, stop in self._rows
+        )
+        return NumberedLines(chain.from_iterable(numbered), after_seq)
 
     def records(self, after_seq: int = 0) -> Iterator[Record]:
         for _, piece, start, stop in self._rows:
@@ -93,21 +96,6 @@ class TableStream:
     def verify(self) -> Iterator[Finding]:
         """Nothing more than reading has found: every page of a file has its checksum."""
         return iter(())
-
-
-class _SeqLines(Lines):
-    """Lines that know their seq from a column of their own."""
-
-    def __init__(self, rows: Iterator[tuple[str, _Piece, int, int]], after_seq: int) -> None:
-        super().__init__((), after_seq)
-        self._rows, self._after_seq = rows, after_seq
-
-    def __iter__(self) -> Iterator[bytes]:
-        for _, piece, start, stop in self._rows:
-            for number in range(start, stop):
-                if piece.seqs[number] > self._after_seq:
-                    self.seq, self.last = piece.seqs[number], piece.bodies[number]
-                    yield self.last
 
 
 class _Piece:

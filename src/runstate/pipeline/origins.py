@@ -41,6 +41,20 @@ class Lines:
             self.seq, self.last = self._last_seq or self.seq + count, line
 
 
+class NumberedLines(Lines):
+    """Lines that come with their seqs."""
+
+    def __init__(self, numbered: Iterable[tuple[int, bytes]], after_seq: int = 0) -> None:
+        super().__init__((), after_seq)
+        self._numbered, self._after_seq = numbered, after_seq
+
+    def __iter__(self) -> Iterator[bytes]:
+        for seq, line in self._numbered:
+            if seq > self._after_seq:
+                self.seq, self.last = seq, line
+                yield line
+
+
 class StreamReader(Protocol):
     """One stream of an origin. It is read before the next one is asked for."""
 

@@ -20,7 +20,7 @@ from runstate.models.canonical import digest
 from runstate.models.model import ColumnFold, Folded, Model
 from runstate.pipeline.event_table import TableOrigin, Window, windows
 from runstate.pipeline.events import plan_streams
-from runstate.pipeline.origins import Lines, Origins, StreamReader, finding_of
+from runstate.pipeline.origins import Lines, NumberedLines, Origins, StreamReader, finding_of
 from runstate.pipeline.rows import finding_field, pack
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.sorted_files import FileEntry
@@ -94,6 +94,16 @@ def fold_stream(reader: StreamReader, model: AnyModel, before: Snapshot | None =
     if not lines.last:
         return before
     return _made(stream, model, Folded(lines.seq, model.status(state), body), reader.head.version, lines)
+
+
+def fold_lines(stream: str, numbered: Iterable[tuple[int, bytes]], model: AnyModel) -> Snapshot | None:
+    """A stream's snapshot from its lines, each with its seq; None where there is no event."""
+    lines = NumberedLines(numbered)
+    try:
+        state = model.fold(model.initial(stream), lines)
+        return _made(stream, model, Folded(lines.seq, model.status(state), model.dump(state)), None, lines)
+    except Exception as error:  # noqa: BLE001 - whatever a model raises, the rest of the fleet has its snapshots
+        return failed(stream, model, error)
 
 
 def _made(stream: str, model: AnyModel, folded: Folded, head: str | None, lines: Lines | None) -> Snapshot:

@@ -29,6 +29,7 @@ from runstate.models.canonical import digest
 from runstate.pipeline.origins import model_of, open_origin
 from runstate.pipeline.page import render
 from runstate.pipeline.page_report import FindingRow, Quarantine, Report
+from runstate.pipeline.plain_files import find_files
 from runstate.pipeline.progress import told_to, tracked
 from runstate.runtimes.orchestrator import Graph, Job
 
@@ -125,6 +126,9 @@ def read_inputs(directory: Path) -> dict[str, Inputs]:
 
 
 def _version(url: str) -> str:
+    if url.startswith("files:"):
+        stamps = [f"{file}\0{RealDisk().stamp(Path(file))[1]}" for file in find_files(url)]
+        return digest("\n".join(stamps).encode())
     origin = open_origin(url)
     try:
         found = hashlib.sha256()
@@ -279,12 +283,16 @@ def _audit(job: Job) -> None:
 
     inputs = _inputs(job)
     spark, root = _spark(inputs.directory), Path(inputs.directory)
+    # Plain files are no log that could be proven; what was taken from them is.
+    proven = [url for url in inputs.urls if not url.startswith("files:")]
+    if proven != inputs.urls:
+        proven.append(f"table:{root / 'events' / inputs.model}")
     # Named by what it is about: an audit of something else never looks like this one.
     to = root / "findings" / inputs.model / digest(job.read("inputs/{scope}.json"))[:16]
     shutil.rmtree(to.parent, ignore_errors=True)
     to.parent.mkdir(parents=True)
     with tracked(spark, f"audit {inputs.model}", told_to(inputs.directory)):
-        found = audits.audit(spark, inputs.urls, model=inputs.model, snapshots=root / "snapshots" / inputs.model)
+        found = audits.audit(spark, proven, model=inputs.model, snapshots=root / "snapshots" / inputs.model)
         summary = audits.summary(audits.write(found, to))
     rows = [
         FindingRow(each.severity, each.code, each.count, each.example["stream"] or "", each.example["message"])
@@ -313,7 +321,7 @@ def _report(job: Job) -> None:
         made: Report = report(
             spark,
             [Part([f"table:{root / 'events' / each.model}"], each.model) for each in inputs],
-            findings=[finding for each in audits for finding in each.findings],
+            findings=sorted((f for each in audits for f in each.findings), key=lambda f: (f.severity, f.code)),
             quarantine=Quarantine(sum(by_reason.values()), sorted(by_reason.items())),
             generated_from=[url for each in inputs for url in each.urls],
         )

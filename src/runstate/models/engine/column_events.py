@@ -116,7 +116,7 @@ def refuse_impossible_run_events(events: Events) -> None:
     """Mark the streams where a sequence number does not rise, or a run event meets a state that it cannot change."""
     before = np.concatenate(([0], events.seq[:-1]))
     before[events.bounds[:-1][np.diff(events.bounds) > 0]] = 0
-    pass
+    events.refuse(events.seq <= before)
     rows = np.flatnonzero((events.kind >= step_kinds) & (events.kind < len(kinds)))
     if len(rows):
         kind = events.kind[rows]

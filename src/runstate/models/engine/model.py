@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from runstate.errors import InvalidEvent, KeyMismatch
 from runstate.models.activity import Activity
@@ -27,6 +27,7 @@ from runstate.models.engine.events import (
 )
 from runstate.models.engine.keys import idempotency_key
 from runstate.models.engine.state import RunSnapshot
+from runstate.models.envelope import Envelope
 from runstate.models.model import Alert, AlertSink, ColumnFold, Draft, Model
 
 EngineEvent = RunEventWrite | CanonicalEngineEvent
@@ -57,6 +58,26 @@ class EngineModel(Model[EngineEvent, RunEventRecord, RunSnapshot]):
         event = from_members(RunEventRecord if stored else RunEventWrite, members)
         if event.idempotency_key != self.expected_key(event):
             raise KeyMismatch()
+
+    def envelope(self, line: bytes) -> Envelope:
+        try:
+            said = _said_decoder.decode(line)
+        except msgspec.ValidationError:
+            # JSON has one kind of number: a place may be written as 7.0.
+            members = parse(line)
+            said = msgspec.convert(members | {"runSeq": int(members["runSeq"])}, _Said)
+        # A caller of contract v1 may send either of these; only a log writes both.
+        stored = said.run_seq is not UNSET and said.persisted_at is not UNSET
+        return Envelope(
+            said.run_id,
+            said.run_seq or None if stored else None,
+            said.event_id,
+            said.event_type,
+            said.idempotency_key,
+            said.tenant_id,
+            said.emitted_at,
+            said.persisted_at or None if stored else None,
+        )
 
     def draft(self, event: EngineEvent) -> tuple[str, Draft]:
         if isinstance(event, RunEventRecord):
@@ -140,6 +161,20 @@ class EngineModel(Model[EngineEvent, RunEventRecord, RunSnapshot]):
         return engine_activity.activities(event)
 
 
+class _Said(msgspec.Struct, rename="camel", gc=False):
+    """The envelope of a line of either contract and of either shape."""
+
+    run_id: str
+    event_id: str
+    event_type: str
+    idempotency_key: str
+    emitted_at: str
+    tenant_id: str = ""
+    run_seq: int | UnsetType = UNSET
+    persisted_at: str | UnsetType = UNSET
+
+
+_said_decoder = msgspec.json.Decoder(_Said)
 _fact_decoder = msgspec.json.Decoder(engine_evolve.RunFact)
 
 ENGINE = EngineModel()
