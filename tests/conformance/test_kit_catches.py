@@ -180,12 +180,12 @@ class ListsLikeADictionary(MemoryLog):
 
 
 class ListsHeadsByTheirBeginning(MemoryLog):
-    def heads(self, *, after: str = "", until: str | None = None) -> Iterator[Head]:
+    def heads(self, *, after: str = "", until: str | None = None, versions: bool = True) -> Iterator[Head]:
         return super().heads(after=after, until=until and until + "~")
 
 
 class TellsVersionsByCount(MemoryLog):
-    def heads(self, *, after: str = "", until: str | None = None) -> Iterator[Head]:
+    def heads(self, *, after: str = "", until: str | None = None, versions: bool = True) -> Iterator[Head]:
         return (Head(h.stream, h.weight, str(h.weight)) for h in super().heads(after=after, until=until))
 
 

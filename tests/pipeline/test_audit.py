@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import runstate
+from runstate.errors import LogDamaged, LogFailed
 from runstate.logs.log import StoredSnapshot
 from runstate.models.canonical import digest
 from runstate.models.engine import ENGINE, RunEventWrite
@@ -359,9 +360,17 @@ def test_findings_that_were_only_counted_are_in_the_summary(spark: SparkSession,
     assert (found.count, found.example["seq"], result.warnings) == (130, 1, 130)
 
 
+_columns = "url string, stream string, seq long, severity string, code string, message string, details string"
+
+
 def test_an_audit_of_nothing_is_not_called_fine(spark: SparkSession) -> None:
-    columns = "url string, stream string, seq long, severity string, code string, message string, details string"
-    assert not summary(spark.createDataFrame([], columns)).ok
+    assert not summary(spark.createDataFrame([], _columns)).ok
+
+
+def test_a_summary_takes_findings_with_any_details(spark: SparkSession) -> None:
+    odd = ("memory:", "a", None, "warning", "ODD", "odd", '{"andMore":"many","streams":[1],"events":{}}')
+    (found,) = summary(spark.createDataFrame([odd], _columns)).codes
+    assert (found.count, found.example["details"]["andMore"]) == (1, "many")
 
 
 def test_an_empty_log_is_covered(spark: SparkSession, tmp_path: Path) -> None:
@@ -378,7 +387,7 @@ def test_written_findings_are_there_as_a_whole_and_only_once(
     assert _told(read) == planted.rows
     assert summary(read).streams == planted.streams
     assert [path.name for path in tmp_path.iterdir()] == ["findings"]
-    with pytest.raises(runstate.errors.LogFailed, match="there already"):
+    with pytest.raises(LogFailed, match="there already"):
         write(frame, tmp_path / "findings")
 
 
@@ -422,6 +431,30 @@ def test_a_log_that_cannot_be_opened_is_damage_and_the_others_are_audited(tmp_pa
     (told,) = [row for row in rows if row.code != COVERED]
     assert (told.url, told.stream, told.severity, told.code) == (broken, None, "damage", "audit.cut_short")
     assert _covered(rows) == (1, 6)
+
+
+def test_a_list_of_streams_that_breaks_off_is_damage_from_there_on(
+    tmp_path: Path, time: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, other = f"sqlite:{tmp_path / 'a.db'}", f"ndjson:{tmp_path / 'runs'}"
+    with runstate.open(url) as store, runstate.open(other, "engine") as runs:
+        for stream in "abc":
+            _run(store, stream)
+            _run(runs, f"{stream}-1")
+        kind = type(store.log)
+
+    def broken(log: Any, **bounds: Any) -> Iterator[Any]:
+        yield next(iter(heads(log, **bounds)))
+        raise LogDamaged("a page is damaged")
+
+    heads = kind.heads
+    monkeypatch.setattr(kind, "heads", broken)
+    rows = _here([url, other], count=1)
+    (told,) = [row for row in rows if row.code != COVERED]
+    assert (told.url, told.stream, told.severity, told.code) == (url, None, "damage", "audit.cut_short")
+    assert "after 'a'" in told.message
+    assert "a page is damaged" in told.message
+    assert _covered(rows) == (4, 24)
 
 
 def test_a_damaged_page_of_a_database_stops_nothing_else(tmp_path: Path, time: Clock) -> None:
@@ -557,12 +590,13 @@ def test_a_column_that_does_not_say_what_the_line_says_is_damage(
 def test_damage_in_the_middle_of_a_stream_is_gone_around(
     tmp_path: Path, batches: dict[str, list[pa.RecordBatch]]
 ) -> None:
-    table = _written(tmp_path / "table", batches["a"] + batches["b"], batches["c"])
+    table = _written(tmp_path / "table", batches["a"] + batches["b"][:4], batches["b"][4:] + batches["c"])
     # The fifth chunk holds events of b alone, after others of b.
     _flip_column(_events_file(table, 1), "body", 4)
     rows = _here([f"table:{table}"], count=1)
     assert [(row.code, row.stream) for row in rows] == [("log.damaged", None), (COVERED, None)]
-    assert _covered(rows) == (2, 44)
+    # Of b there is what the other file holds, and nothing is said about the rest.
+    assert _covered(rows) == (3, 22 + 6 + 22)
 
 
 def test_a_table_whose_only_file_is_damaged_says_so(table: Path) -> None:

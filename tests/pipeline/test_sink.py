@@ -74,12 +74,23 @@ def test_a_frame_is_appended_in_order_and_a_second_time_changes_nothing(
         assert local_snapshots(url, model) == expected(model, tmp_path, by_stream)
 
 
-def test_the_order_of_a_frame_outlives_the_shuffle(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_order_of_a_frame_outlives_the_shuffle(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     by_stream = histories("engine", seed=1, runs=8)
-    url = f"sqlite:{tmp_path}/log"
-    many = spark.createDataFrame(spark.sparkContext.parallelize([(x.decode(),) for x in in_turn(by_stream)], 7), text)
-    append_events(many, url)
-    assert local_snapshots(url, "engine") == expected("engine", tmp_path, by_stream)
+    with_streams = sink._with_streams
+
+    def backwards(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in reversed(list(batches)):
+            yield batch.take(pa.array(range(batch.num_rows - 1, -1, -1)))
+
+    def arriving_backwards(frame: DataFrame, model: str) -> DataFrame:
+        found = with_streams(frame, model)
+        return found.mapInArrow(backwards, found.schema)
+
+    monkeypatch.setattr(sink, "_with_streams", arriving_backwards)
+    append_events(frame_of(spark, in_turn(by_stream)), f"sqlite:{tmp_path}/log")
+    assert local_snapshots(f"sqlite:{tmp_path}/log", "engine") == expected("engine", tmp_path, by_stream)
 
 
 def test_columns_that_say_stream_and_seq_decide(spark: SparkSession, tmp_path: Path) -> None:

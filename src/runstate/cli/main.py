@@ -84,6 +84,13 @@ def main() -> None:
 
 
 def _exit_code(error: RunstateError) -> int:
+    # What fails in a stage of the pipeline arrives as data, from another process.
+    cause = error.details.get("cause")
+    code = cause.get("code") if isinstance(cause, dict) else error.code
+    if code in (LogNotFound.code, StreamNotFound.code):
+        return exit_not_found
+    if code in (LogDamaged.code, "table.damaged"):
+        return exit_damage
     if isinstance(error, StreamNotFound | BlobNotFound | LogNotFound):
         return exit_not_found
     if isinstance(error, LogDamaged | RunFailed | RunCancelled):

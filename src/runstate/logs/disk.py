@@ -218,7 +218,7 @@ class RealDisk:
         return Path(path).read_bytes()
 
     def exists(self, path: PurePath) -> bool:
-        return Path(path).exists()
+        return os.path.exists(path)
 
     def stamp(self, path: PurePath) -> tuple[int, str]:
         found = os.stat(path)

@@ -91,9 +91,9 @@ class Head(msgspec.Struct, frozen=True, gc=False):
 
     stream: str
     weight: int
-    """About how much there is to read, in a unit of the log's own: events, or bytes."""
+    """About how many events there are to read."""
     version: str
-    """Opaque. Changes whenever the stream does, and when it is deleted and begun again."""
+    """Opaque. Changes whenever the stream does, and when it is deleted and begun again. Empty if not asked for."""
     last_seq: int | None = None
     """None where only a walk would tell. The seqs of such a log are the numbers of its lines, from 1 without a gap."""
 
@@ -169,10 +169,11 @@ class EventLog(Protocol):
         """One stream, or None."""
         ...
 
-    def heads(self, *, after: str = "", until: str | None = None) -> Iterator[Head]:
+    def heads(self, *, after: str = "", until: str | None = None, versions: bool = True) -> Iterator[Head]:
         """All streams with `after < id <= until`, by code point, for those who go through a whole log.
 
-        It costs far less than `streams`. A stream whose first append was never finished may be among them.
+        It costs far less than `streams`, and less again without `versions`: weights may then be guesses. A stream whose
+        first append was never finished may be among them.
         """
         ...
 

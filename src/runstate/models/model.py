@@ -16,6 +16,7 @@ import msgspec
 from runstate.errors import InvalidStream
 from runstate.models.activity import Activity
 from runstate.models.canonical import canonical, digest
+from runstate.models.envelope import Envelope
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -144,6 +145,17 @@ class Model(ABC, Generic[W, E, S]):
             InvalidJson, InvalidEvent, KeyMismatch: what is wrong, and where in the document.
         """
         self.parse(line)
+
+    def envelope(self, line: bytes) -> Envelope:
+        """What a line says about itself, for a line of either shape that `check_line` let through.
+
+        A model whose stored lines tell their place and time overrides this; here, every line is a producer's.
+
+        Raises:
+            InvalidEvent: no draft can be made of the line.
+        """
+        stream, draft = self.draft(self.parse(line))
+        return Envelope(stream, None, draft.event_id, draft.type, draft.key, draft.tenant, draft.emitted_at, None)
 
     @abstractmethod
     def draft(self, event: W) -> tuple[str, Draft]:

@@ -18,6 +18,7 @@ import msgspec
 
 from runstate.errors import InvalidEvent, InvalidJson
 from runstate.models.canonical import canonical, check_value, parse
+from runstate.models.envelope import Envelope
 from runstate.models.model import Draft, Model, S, check_stream, stable_uuid
 
 T = TypeVar("T")
@@ -56,13 +57,22 @@ class TaggedModel(Model[Fact[T], Fact[T], S], Generic[T, S]):
         return made
 
     def parse(self, line: bytes) -> Fact[T]:
-        try:
-            fact: Fact[T] = msgspec.convert(parse(line), Fact[self.events])  # type: ignore[name-defined]
-        except msgspec.ValidationError as error:
-            raise InvalidEvent(f"{error}") from error
+        fact = self._converted(line)
         if fact.seq or fact.persisted_at:
             raise InvalidEvent("seq and persistedAt are assigned by the log; leave them out")
         return fact
+
+    def check_line(self, line: bytes) -> None:
+        fact = self._converted(line)
+        if fact.seq < 0 or bool(fact.seq) != bool(fact.persisted_at):
+            raise InvalidEvent("seq and persistedAt are assigned by the log: a line has both of them, or neither")
+        self.draft(fact)
+
+    def envelope(self, line: bytes) -> Envelope:
+        fact = self._converted(line)
+        kind = str(type(fact.event).__struct_config__.tag)  # type: ignore[attr-defined]
+        seq, persisted_at = (fact.seq, fact.persisted_at) if fact.persisted_at else (None, None)
+        return Envelope(fact.stream, seq, fact.event_id, kind, fact.key, fact.tenant, fact.emitted_at, persisted_at)
 
     def draft(self, event: Fact[T]) -> tuple[str, Draft]:
         check_stream(event.stream)
@@ -104,6 +114,13 @@ class TaggedModel(Model[Fact[T], Fact[T], S], Generic[T, S]):
         except msgspec.MsgspecError as error:
             raise InvalidJson(f"Not a state of the model {self.name}: {error}") from error
         return loaded
+
+    def _converted(self, line: bytes) -> Fact[T]:
+        try:
+            fact: Fact[T] = msgspec.convert(parse(line), Fact[self.events])  # type: ignore[name-defined]
+        except msgspec.ValidationError as error:
+            raise InvalidEvent(f"{error}") from error
+        return fact
 
     @cached_property
     def _decoder(self) -> msgspec.json.Decoder[Any]:

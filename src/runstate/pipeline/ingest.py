@@ -22,7 +22,7 @@ from runstate.models.model import Model
 from runstate.pipeline.event_table import event_table_schema, head_schema, open_event_table, quarantine_schema
 from runstate.pipeline.events import plan_streams
 from runstate.pipeline.origins import Origins, StreamReader
-from runstate.pipeline.rows import event_schema, pack_records
+from runstate.pipeline.rows import bytes_max, event_schema, pack, pack_records
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.sorted_files import FileEntry, SortedWriter
 from runstate.pipeline.table import Table
@@ -43,40 +43,77 @@ class Known(msgspec.Struct, frozen=True):
     last_line: str
 
 
-class _Files:
-    """The new files of one task."""
+class NewFiles:
+    """The new files of one task. Streams are added in the order of their ids."""
 
     def __init__(self, table: Table, model: Model[Any, Any, Any]) -> None:
         self._columns = model.column_fold()
         self._events = SortedWriter(table.data, "events", event_table_schema(model), table.info.file_format)
-        self._heads = SortedWriter(table.data, "heads", head_schema, table.info.file_format)
-        self._quarantine = SortedWriter(table.data, "quarantine", quarantine_schema, table.info.file_format)
+        self._heads = _Rows(SortedWriter(table.data, "heads", head_schema, table.info.file_format), head_schema)
+        quarantine = SortedWriter(table.data, "quarantine", quarantine_schema, table.info.file_format)
+        self._quarantine = _Rows(quarantine, quarantine_schema)
         self._waiting: list[Record] = []
+        self._bytes = 0
         self.counts = {"events": 0, "quarantined": 0, "streams": 0, "unchanged": 0}
 
     def add(self, record: Record) -> None:
         self._waiting.append(record)
+        self._bytes += len(record.body)
         self.counts["events"] += 1
-        if len(self._waiting) >= _batch:
+        if len(self._waiting) >= _batch or self._bytes >= bytes_max:
             self.flush()
 
     def flush(self) -> None:
         if self._waiting:
             self._events.write(event_batch(self._waiting, self._columns))
-            self._waiting = []
+            self._waiting, self._bytes = [], 0
 
     def head(self, stream: str, known: Known) -> None:
         self.counts["streams"] += 1
-        values = (stream, known.seq, known.url, known.version, known.last_line)
-        self._heads.write(one_row(head_schema, values))
+        self._heads.add((stream, known.seq, known.url, known.version, known.last_line))
 
-    def quarantine(self, stream: str, url: str, code: str, reason: str, seq: int | None, content: bytes = b"") -> None:
+    def quarantine(
+        self,
+        stream: str,
+        url: str,
+        code: str,
+        reason: str,
+        seq: int | None,
+        content: bytes = b"",
+        *,
+        file: str | None = None,
+        line: int | None = None,
+    ) -> None:
         self.counts["quarantined"] += 1
-        self._quarantine.write(one_row(quarantine_schema, (stream, seq or 0, url, None, None, code, reason, content)))
+        self._quarantine.add((stream, seq or 0, url, file, line, code, reason, content))
 
     def close(self) -> list[FileEntry]:
         self.flush()
         return [*self._events.close(), *self._heads.close(), *self._quarantine.close()]
+
+
+class _Rows:
+    """Rows on their way into sorted files, many at a time."""
+
+    def __init__(self, writer: SortedWriter, schema: pa.Schema) -> None:
+        self._writer, self._schema = writer, schema
+        self._waiting: list[Sequence[Any]] = []
+        self._bytes = 0
+
+    def add(self, row: Sequence[Any]) -> None:
+        self._waiting.append(row)
+        self._bytes += sum(len(value) for value in row if isinstance(value, str | bytes))
+        if len(self._waiting) >= _batch or self._bytes >= bytes_max:
+            self._flush()
+
+    def close(self) -> list[FileEntry]:
+        self._flush()
+        return self._writer.close()
+
+    def _flush(self) -> None:
+        for batch in pack(self._schema, self._waiting):
+            self._writer.write(batch)
+        self._waiting, self._bytes = [], 0
 
 
 def event_batch(records: list[Record], columns: Any) -> pa.RecordBatch:
@@ -109,7 +146,7 @@ def known_heads(table: Table, files: Sequence[FileEntry], shard: Shard) -> Itera
 
 def _rows(task: Task) -> Iterator[pa.RecordBatch]:
     table = open_event_table(Path(task.request.options["to"]))
-    files = _Files(table, task.model)
+    files = NewFiles(table, task.model)
     known = _Lookup(known_heads(table, table.files("heads"), task.shard))
     with Origins(task.request.urls) as origins:
         previous = ""
@@ -140,7 +177,7 @@ class _Lookup:
         return self._next[1] if self._next is not None and self._next[0] == stream else None
 
 
-def _ingest_stream(reader: StreamReader, before: Known | None, files: _Files) -> None:
+def _ingest_stream(reader: StreamReader, before: Known | None, files: NewFiles) -> None:
     head, seq, last = reader.head, 0 if before is None else before.seq, None
     try:
         if before is not None and not _has_only_grown(reader, before):
@@ -164,7 +201,7 @@ def _has_only_grown(reader: StreamReader, before: Known) -> bool:
     return False
 
 
-def _refuse(reader: StreamReader, files: _Files, code: str, reason: str) -> None:
+def _refuse(reader: StreamReader, files: NewFiles, code: str, reason: str) -> None:
     files.quarantine(reader.head.stream, reader.url, code, reason, None)
 
 

@@ -12,11 +12,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from runstate.models.registry import find_model
 from runstate.pipeline.failures import readable
+from runstate.pipeline.file_events import assembled, consumed_before, consumed_by, file_counts, keep_parts, new_parts
 from runstate.pipeline.origins import Origins, model_of
 from runstate.pipeline.session import is_remote
 from runstate.pipeline.sorted_files import FileEntry
 from runstate.pipeline.source import register
 from runstate.pipeline.table import Commit, Table, TableInfo
+from runstate.pipeline.views import InvalidOption
+from runstate.store import event_bytes_default
 
 _cores_default = 8
 _tasks_per_core = 4
@@ -87,20 +90,41 @@ def ingest(
     model: str | None = None,
     file_format: str = "parquet",
     shards: int | None = None,
+    event_bytes_max: int = event_bytes_default,
 ) -> Written:
     """Bring an event table up to date with logs. Run it as often as you like: what is there already is not read.
 
+    Plain files of events, one a line, are ingested as `files:PATH`, with a file, a directory or a glob. A line longer
+    than `event_bytes_max` is quarantined, as is every other that is no event.
+
     Raises:
         PipelineFailed: a task failed; the table is as it was.
+        FileChanged: a file is not what was ingested of it before; the table is as it was.
         LogBusy: another job is writing to the table.
         NotALog, LogFailed: the target is something else, or cannot be written.
     """
     named = [urls] if isinstance(urls, str) else list(urls)
     name = model_of(named, model)
     table = Table.make(to, TableInfo("events", name, find_model(name).version, file_format))
+    if any(url.startswith("files:") for url in named):
+        return _ingest_files(spark, named, table, shards or _tasks_per_core * _cores(spark), event_bytes_max)
     with table.writing(), readable("ingest"):
         frame = read_view(spark, named, "ingest", model=name, shards=shards, to=str(to.absolute()))
         return write_table(table, frame, {"urls": named})
+
+
+def _ingest_files(spark: SparkSession, urls: list[str], table: Table, tasks: int, event_bytes_max: int) -> Written:
+    if other := [url for url in urls if not url.startswith("files:")]:
+        raise InvalidOption(f"Files and logs are ingested one after the other: leave out {other[0][:80]!r}")
+    name = table.info.model
+    with table.writing(), readable("ingest"):
+        parts = new_parts(urls, consumed_before(table))
+        if not parts:
+            return Written(len(table.commits()), dict.fromkeys(file_counts, 0))
+        options = {"parts": str(keep_parts(table, parts).absolute()), "event_bytes_max": str(event_bytes_max)}
+        lines = read_view(spark, urls, "lines", model=name, shards=tasks, **options)
+        consumed = {"urls": urls, "files": consumed_by(parts)}
+        return write_table(table, assembled(lines, table, parts, tasks), consumed)
 
 
 def replay(

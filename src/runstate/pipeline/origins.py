@@ -146,7 +146,7 @@ class LogOrigin:
             raise Unsupported(f"{url[:80]!r} lives in the memory of one process; Spark's executors cannot read it")
 
     def weights(self) -> Iterator[tuple[str, int]]:
-        return ((head.stream, head.weight) for head in self._log.heads())
+        return ((head.stream, head.weight) for head in self._log.heads(versions=False))
 
     def versions(self) -> Iterator[tuple[str, str]]:
         return ((head.stream, head.version) for head in self._log.heads())

@@ -59,7 +59,8 @@ def ranges(title: str, note: str, rows: Sequence[tuple[str, Sequence[float | Non
     ticks = [tick for tick in _ticks_ms if low <= tick <= high]
 
     def place(value: float) -> float:
-        return 100 * math.log(max(value, low) / low) / math.log(high / low)
+        # Differences of logarithms: a quotient of two figures may be beyond what a float holds.
+        return 100 * (math.log(max(value, low)) - math.log(low)) / (math.log(high) - math.log(low))
 
     shown = []
     for name, points in rows[:rows_max]:

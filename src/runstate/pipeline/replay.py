@@ -23,7 +23,7 @@ from runstate.pipeline.events import plan_streams
 from runstate.pipeline.origins import Lines, NumberedLines, Origins, StreamReader, finding_of
 from runstate.pipeline.rows import finding_field, pack
 from runstate.pipeline.shards import Shard
-from runstate.pipeline.sorted_files import FileEntry
+from runstate.pipeline.sorted_files import FileEntry, TableDamaged
 from runstate.pipeline.views import Task, View
 
 snapshot_schema = pa.schema(
@@ -89,6 +89,8 @@ def fold_stream(reader: StreamReader, model: AnyModel, before: Snapshot | None =
         state = model.initial(stream) if before is None else model.load(_bytes(before.body))
         state = model.fold(state, lines)
         body = model.dump(state)
+    except TableDamaged:
+        raise  # It is no matter of one stream: those that come after it are as unreadable.
     except Exception as error:  # noqa: BLE001 - whatever a model raises, the rest of the fleet has its snapshots
         return failed(stream, model, error)
     if not lines.last:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from runstate.logs.log import Record
@@ -54,18 +55,17 @@ def _packed(schema: pa.Schema, rows: list[Sequence[Any]]) -> pa.RecordBatch:
 
 
 def column_of(field: pa.Field, values: Sequence[Any]) -> pa.Array:
-    """Values as a column of the field's own type; bytes that are UTF-8 may stand for text."""
-    if field.type == _text and any(isinstance(value, bytes) for value in values):
-        return pa.array(values, pa.binary()).cast(_text)
+    """Values as a column of the field's own type. What is called `body` may be bytes that are UTF-8."""
+    if field.name == "body" and any(isinstance(value, bytes) for value in values):
+        return pa.array(values, pa.binary()).cast(field.type)
     return pa.array(values, field.type)
 
 
 def pack_records(records: list[Record], schema: pa.Schema) -> pa.RecordBatch:
     """Records as the columns that a schema asks for, column by column, which is faster than row by row."""
-    arrays = []
-    for field in schema:
-        if field.name == finding_field.name:
-            arrays.append(pa.nulls(len(records), field.type))
-        else:
-            arrays.append(column_of(field, [getattr(record, field.name) for record in records]))
+    columns = dict(zip(Record.__struct_fields__, zip(*map(msgspec.structs.astuple, records), strict=True), strict=True))
+    arrays = [
+        column_of(field, columns[field.name]) if field.name in columns else pa.nulls(len(records), field.type)
+        for field in schema
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

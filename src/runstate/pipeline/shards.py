@@ -14,6 +14,10 @@ _finer = 16
 """Bounds kept while counting, for each shard that is asked for: the unevenness of the cut is one part in so many."""
 
 
+events_min = 20_000
+"""A task of fewer events costs more to start than to do."""
+
+
 class Shard(msgspec.Struct, frozen=True):
     """The streams with `after < id <= until` by code point; `until` None is the end."""
 
@@ -32,9 +36,11 @@ def cut(weights: Iterable[tuple[str, int]], count: int) -> list[Shard]:
         if not bounds or total - bounds[-1][0] >= step:
             bounds.append((total, last))
         if len(bounds) > 2 * _finer * count:
-            bounds, step = bounds[1::2], step * 2
+            # As far apart as those that stay, or what comes later would be cut finer than what has been.
+            bounds, step = bounds[1::2], total // (_finer * count)
     if not bounds:
         return []
+    count = min(count, total // events_min + 1)
     chosen = {bounds[min(bisect_left(bounds, (total * n / count, "")), len(bounds) - 1)][1] for n in range(1, count)}
     ends = sorted(chosen - {last})
     return [Shard(after, until) for after, until in zip(["", *ends], [*ends, None], strict=True)]

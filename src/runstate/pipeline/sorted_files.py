@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-from runstate.errors import LogDamaged, LogFailed
+from runstate.errors import LogFailed, RunstateError
 from runstate.pipeline.shards import Shard
 
 chunk_rows = 1 << 16
@@ -28,6 +28,12 @@ chunk_bytes = 64 << 20
 """A chunk is closed at so many rows, or once its columns have so many bytes: what a reader holds in memory at once."""
 file_bytes_max = 512 << 20
 _repetitive = ["stream", "type", "tenant", "step_id", "model", "status", "url", "code"]
+
+
+class TableDamaged(RunstateError):
+    """A file of a table is not what was written; the table can be made again from the logs, into another directory."""
+
+    code = "table.damaged"
 
 
 class Section(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -231,7 +237,7 @@ def pieces(directory: Path, files: Sequence[FileEntry], shard: Shard, columns: S
     `columns` begin with `stream` and `seq`.
 
     Raises:
-        LogDamaged: a file is not what was written.
+        TableDamaged: a file is not what was written.
     """
     cursors = [cursor for entry in files if (cursor := _Cursor(directory, entry, shard, columns)).ready()]
     while cursors:
@@ -252,7 +258,8 @@ def pieces(directory: Path, files: Sequence[FileEntry], shard: Shard, columns: S
 
 def _merged(parts: list[pa.Table]) -> pa.Table:
     table = pa.concat_tables(parts)
-    return table.take(pc.sort_indices(table, sort_keys=[("stream", "ascending"), ("seq", "ascending")]))
+    # Stable: of one stream, the rows of an earlier commit come before those of a later one, whatever their seq.
+    return table.take(pc.sort_indices(table.column("stream")))
 
 
 class _Cursor:
@@ -298,15 +305,15 @@ class _Cursor:
         try:
             if self._read is None:
                 if self._path.stat().st_size != self._entry.bytes or not self._entry.footer.fits(self._path):
-                    raise LogDamaged(f"{self._path} is not what was written; {_advice}", path=str(self._path))
+                    raise TableDamaged(f"{self._path} is not what was written; {_advice}", path=str(self._path))
                 self._read = self._format.open(str(self._path))
             if not self._format.checks_pages and not self._entry.chunks[number].section.fits(self._path):
-                raise LogDamaged(f"{self._path} is not what was written; {_advice}", path=str(self._path))
+                raise TableDamaged(f"{self._path} is not what was written; {_advice}", path=str(self._path))
             table = self._read(number, self._columns)
         except (OSError, pa.ArrowException, KeyError) as error:
-            raise LogDamaged(f"{self._path} cannot be read: {error}; {_advice}", path=str(self._path)) from error
+            raise TableDamaged(f"{self._path} cannot be read: {error}; {_advice}", path=str(self._path)) from error
         if table.num_rows != self._entry.chunks[number].rows:
-            raise LogDamaged(f"{self._path} has other rows than were written; {_advice}", path=str(self._path))
+            raise TableDamaged(f"{self._path} has other rows than were written; {_advice}", path=str(self._path))
         return table.combine_chunks()
 
 

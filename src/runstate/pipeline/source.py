@@ -140,8 +140,10 @@ class StreamsReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         shard: Shard | None = partition.value
         if shard is not None:  # Spark asks for one partition even where there is none.
+            view, columns = view_named(self._request.view), list(self._request.columns)
             with told_to_driver():
-                yield from view_named(self._request.view).rows(Task(self._request, shard))
+                for batch in view.rows(Task(self._request, shard)):
+                    yield batch.select(columns) if columns and not view.narrows else batch
 
 
 def urls_of(text: str) -> tuple[str, ...]:

@@ -19,11 +19,11 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from runstate.errors import LogBusy, LogDamaged, LogFailed, LogNotFound, LogTooNew, NotALog
+from runstate.errors import LogBusy, LogFailed, LogNotFound, LogTooNew, NotALog
 from runstate.logs.disk import LockBusy, RealDisk
 from runstate.models.canonical import digest
 from runstate.pipeline.shards import Shard
-from runstate.pipeline.sorted_files import FileEntry, pieces
+from runstate.pipeline.sorted_files import FileEntry, TableDamaged, pieces
 
 _version = 1
 
@@ -136,14 +136,17 @@ class Table:
         """All of them, oldest first.
 
         Raises:
-            LogDamaged: one is missing, or is not what was written.
+            TableDamaged: one is missing, or is not what was written.
         """
-        names = sorted(name for name in os.listdir(self._commits) if name.endswith(".json"))
+        try:
+            names = sorted(name for name in os.listdir(self._commits) if name.endswith(".json"))
+        except OSError as error:
+            raise TableDamaged(f"{self._commits} cannot be read: {error.strerror}", path=str(self._commits)) from error
         found = []
         for number, name in enumerate(names, 1):
             path = self._commits / name
             if name != _commit_name(number):
-                raise LogDamaged(f"{self._commits} has no commit {number}, and has {name}", path=str(path))
+                raise TableDamaged(f"{self._commits} has no commit {number}, and has {name}", path=str(path))
             found.append(_unsealed(path))
         return found
 
@@ -186,10 +189,10 @@ def _unsealed(path: Path) -> Commit:
         sealed = msgspec.json.decode(path.read_bytes(), type=_Sealed)
         body = bytes(sealed.commit)
         if digest(body) != sealed.sha256:
-            raise LogDamaged(f"{path} does not fit its digest", path=str(path))
+            raise TableDamaged(f"{path} does not fit its digest", path=str(path))
         return msgspec.json.decode(body, type=Commit)
     except (OSError, msgspec.MsgspecError) as error:
-        raise LogDamaged(f"{path} cannot be read: {error}", path=str(path)) from error
+        raise TableDamaged(f"{path} cannot be read: {error}", path=str(path)) from error
 
 
 def _write_synced(path: Path, data: bytes) -> None:

@@ -223,6 +223,17 @@ def test_a_repetition_far_behind_is_found_in_a_long_stream(write: Write) -> None
     assert [(f.seq, f.details["firstSeq"]) for f in found] == [(30_000, 1)]
 
 
+def test_of_repeated_keys_the_earlier_event_is_the_first(write: Write) -> None:
+    record = _stored(ENGINE, write("SignalAccepted"), 1)
+    many = (
+        _changed(record, seq=seq, key=f"k{seq % 3000}", event_id=f"e{seq}", persisted_at=_at(1))
+        for seq in range(1, 9001)
+    )
+    found = [finding for finding in _audit(many, _Counting()).findings if finding.code == "audit.key_twice"]
+    assert {found.seq - found.details["firstSeq"] for found in found[:-1] if found.seq} == {3000}
+    assert found[-1].details == {"andMore": 6000 - told_max}
+
+
 # --- the line and its envelope -----------------------------------------------------------------------------------
 
 
@@ -233,6 +244,16 @@ def test_an_envelope_that_its_line_contradicts_is_damage(healthy: list[Record], 
     found = _audit(records).only
     assert (found.code, found.severity, found.seq) == ("audit.envelope_differs", "damage", 2)
     assert list(found.details["line"]) == [member]
+
+
+def test_a_line_of_another_stream_is_damage(healthy: list[Record]) -> None:
+    records = [_changed(healthy[0], body=healthy[0].body.replace(b'"r-1"', b'"r-2"')), *healthy[1:]]
+    assert _audit(records).only.details == {"line": {"stream": "r-2"}}
+
+
+def test_a_record_of_another_stream_is_damage() -> None:
+    record = Record("r-2", 1, "e", "t", "k", "", "", _at(1), b"{}")
+    assert _audit([record], _Counting()).codes == ["audit.envelope_differs"]
 
 
 def test_a_line_that_stands_at_another_place_than_it_says_is_damage(healthy: list[Record]) -> None:
@@ -371,13 +392,16 @@ class _Failing(_Counting):
         return state
 
 
-def test_a_model_that_fails_is_damage_and_the_records_are_checked_to_their_end(healthy: list[Record]) -> None:
-    records = [*healthy[:3], _changed(healthy[3], seq=7)]
-    outcome = _audit(records, _Failing())
+def test_a_model_that_fails_is_damage_and_the_records_are_checked_to_their_end(
+    healthy: list[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "_block_records", 1)
+    outcome = _audit([*healthy[:3], _changed(healthy[3], key=healthy[0].key)], _Failing())
     assert outcome.audited.events == 4
-    failed = outcome.findings[0] if outcome.codes[0] == "model.failed" else outcome.findings[-1]
-    assert (failed.code, failed.severity, failed.seq) == ("model.failed", "damage", 3)
-    assert "audit.gap" in outcome.codes
+    assert [(found.code, found.severity, found.seq) for found in outcome.findings] == [
+        ("model.failed", "damage", 3),
+        ("audit.key_twice", "damage", 4),
+    ]
 
 
 def test_of_a_stream_that_is_not_whole_nothing_is_folded_and_no_gap_is_told(healthy: list[Record]) -> None:

@@ -51,6 +51,7 @@ def _read(data: bytes, cuts: list[int], bytes_max: int = 100, start: int = 0) ->
 @pytest.fixture
 def tiny_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain_files, "_chunk_bytes", 3)
+    monkeypatch.setattr(plain_files, "_step_bytes", 3)
 
 
 some_bytes = st.lists(st.sampled_from([b"\n", b"\n", b"\r", b"a", b"bc", "\u2028".encode(), b"\0"])).map(b"".join)

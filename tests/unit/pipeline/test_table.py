@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runstate.errors import LogBusy, LogDamaged, LogFailed, LogNotFound, LogTooNew, NotALog
+from runstate.errors import LogBusy, LogFailed, LogNotFound, LogTooNew, NotALog
 from runstate.pipeline import event_table, sorted_files
 from runstate.pipeline.event_table import windows
 from runstate.pipeline.shards import Shard
-from runstate.pipeline.sorted_files import SortedWriter, formats
+from runstate.pipeline.sorted_files import SortedWriter, TableDamaged, formats
 from runstate.pipeline.table import Commit, Table, TableInfo
 
 schema = pa.schema([("stream", pa.string()), ("seq", pa.int64()), ("body", pa.string())])
@@ -150,7 +150,7 @@ def test_a_damaged_data_file_is_named(tmp_path: Path, harm: str) -> None:
     if harm == "flip":
         data[len(data) // 3] ^= 0x10
     path.unlink() if harm == "remove" else path.write_bytes(data[:-9] if harm == "cut" else data)
-    with pytest.raises(LogDamaged, match=path.name):
+    with pytest.raises(TableDamaged, match=path.name):
         rows_of(table)
 
 
@@ -167,7 +167,7 @@ def test_every_flipped_byte_of_a_data_file_is_found_or_harmless(tmp_path: Path, 
         path.write_bytes(whole[:offset] + bytes([whole[offset] ^ bit]) + whole[offset + 1 :])
         try:
             assert rows_of(table) == expected, offset
-        except LogDamaged:
+        except TableDamaged:
             continue
 
 
@@ -178,7 +178,7 @@ def test_every_flipped_byte_of_a_commit_is_found(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for offset in range(len(whole) - 1):
         path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :])
-        with pytest.raises(LogDamaged):
+        with pytest.raises(TableDamaged):
             table.commits()
 
 
@@ -187,7 +187,7 @@ def test_a_missing_commit_is_damage(tmp_path: Path) -> None:
     for name in "abc":
         add(table, [(name, 1, "x")])
     (tmp_path / "t" / "commits" / "00000002.json").unlink()
-    with pytest.raises(LogDamaged, match="no commit 2"):
+    with pytest.raises(TableDamaged, match="no commit 2"):
         table.commits()
 
 

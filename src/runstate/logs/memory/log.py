@@ -114,7 +114,7 @@ class MemoryLog:
             records = self._streams.get(stream)
             return _info(records) if records else None
 
-    def heads(self, *, after: str = "", until: str | None = None) -> Iterator[Head]:
+    def heads(self, *, after: str = "", until: str | None = None, versions: bool = True) -> Iterator[Head]:
         with self._open():
             names = sorted(name for name in self._streams if name > after and (until is None or name <= until))
             return iter([_head(name, self._streams[name]) for name in names])

@@ -10,11 +10,13 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import PurePath
 from urllib.parse import quote
 
 from runstate.errors import InvalidStream, LogBusy, LogFailed, LogFull, RunstateError
 from runstate.logs.disk import TEMP_SUFFIX, Disk, LockBusy
+from runstate.logs.log import Head
 from runstate.models.model import check_stream
 
 EVENTS = "events.ndjson"
@@ -22,29 +24,32 @@ PENDING = "events.pending"
 INDEX = "index.json"
 _full = {errno.ENOSPC, errno.EDQUOT}
 _escape = "%"
+event_bytes_guessed = 500
+weight_guessed = 50
+"""Events in a run whose file nobody has looked at."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunFiles:
-    """The places of one run."""
+    """The places of one run. Each is made once: a fleet has many runs, and a path costs more than looking it up."""
 
     stream: str
     root: PurePath
     name: str
 
-    @property
+    @cached_property
     def home(self) -> PurePath:
         return self.root / self.name
 
-    @property
+    @cached_property
     def events(self) -> PurePath:
         return self.home / EVENTS
 
-    @property
+    @cached_property
     def pending(self) -> PurePath:
         return self.home / PENDING
 
-    @property
+    @cached_property
     def index(self) -> PurePath:
         return self.home / INDEX
 
@@ -66,12 +71,13 @@ def streams_among(names: list[str], after: str, until: str | None) -> list[str]:
     return sorted(id_ for id_ in ids if id_ > after and (until is None or id_ <= until) and _is_stream(id_))
 
 
-def stamp(disk: Disk, files: RunFiles) -> tuple[int, str]:
-    """How large a run's file is, and what tells it from what it was. A file that is gone is told apart from all."""
+def stamped(disk: Disk, files: RunFiles) -> Head:
+    """About how many events a run has, and what tells its file from what it was; a file that is gone has a version too."""
     try:
-        return disk.stamp(files.events)
+        size, version = disk.stamp(files.events)
     except (FileNotFoundError, NotADirectoryError):
-        return 0, "gone"
+        return Head(files.stream, 0, "gone")
+    return Head(files.stream, size // event_bytes_guessed + 1, version)
 
 
 def _is_stream(stream: str) -> bool:

@@ -31,7 +31,16 @@ from runstate.logs.log import (
     refuse,
 )
 from runstate.logs.ndjson.blobs import Blobs
-from runstate.logs.ndjson.files import RunFiles, remove_tree, run_files, stamp, streams_among, translate, translated
+from runstate.logs.ndjson.files import (
+    RunFiles,
+    remove_tree,
+    run_files,
+    stamped,
+    streams_among,
+    translate,
+    translated,
+    weight_guessed,
+)
 from runstate.logs.ndjson.index import find_snapshot, read_index
 from runstate.logs.ndjson.reading import Mark, View, extent
 from runstate.logs.ndjson.recovery import repair
@@ -144,11 +153,11 @@ class NdjsonLog:
         with self._view(stream, _seq_max) as view:
             return None if view is None else view.info()
 
-    def heads(self, *, after: str = "", until: str | None = None) -> Iterator[Head]:
+    def heads(self, *, after: str = "", until: str | None = None, versions: bool = True) -> Iterator[Head]:
         self._check_open()
         with translated():
             for stream in self._names(after, until):
-                yield Head(stream, *stamp(self._disk, self._files(stream)))
+                yield stamped(self._disk, self._files(stream)) if versions else Head(stream, weight_guessed, "")
 
     # --- snapshots -----------------------------------------------------------------------------------------
 

@@ -61,6 +61,8 @@ def extent(disk: Disk, files: RunFiles, file: File) -> int:
 
 
 def announcement(disk: Disk, files: RunFiles) -> Announcement | None:
+    if not disk.exists(files.pending):  # Nearly always, and cheaper to learn than by an error.
+        return None
     try:
         return unsealed(disk.read(files.pending), Announcement)
     except FileNotFoundError:

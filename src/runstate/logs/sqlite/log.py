@@ -66,9 +66,10 @@ WHERE e.position > ? ORDER BY e.position LIMIT ?
 """
 _last_position = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events'"
 _info = "SELECT stream, tenant, last_seq, events, first_persisted_at, last_persisted_at FROM streams"
-# The position of the last event is a version: none is ever given twice.
+_last_event = "(SELECT position FROM events WHERE stream_id = id AND seq = last_seq)"
+"""A version: no position is ever given twice."""
 _heads = """
-SELECT stream, last_seq, (SELECT position FROM events WHERE stream_id = id AND seq = last_seq) FROM streams
+SELECT stream, last_seq, {version} FROM streams
 WHERE stream > ? AND (? IS NULL OR stream <= ?) ORDER BY stream LIMIT ?
 """
 _heads_page = 10_000
@@ -188,12 +189,13 @@ class SqliteLog:
             row = reader.execute(f"{_info} WHERE stream = ?", (stream,)).fetchone()
         return StreamInfo(*row) if row else None
 
-    def heads(self, *, after: str = "", until: str | None = None) -> Iterator[Head]:
+    def heads(self, *, after: str = "", until: str | None = None, versions: bool = True) -> Iterator[Head]:
+        query = _heads.format(version=_last_event if versions else "''")
         while True:
             with self._reader() as reader:
-                page = reader.execute(_heads, (after, until, until, _heads_page)).fetchall()
-            for stream, last_seq, position in page:
-                yield Head(stream, last_seq, str(position), last_seq)
+                page = reader.execute(query, (after, until, until, _heads_page)).fetchall()
+            for stream, last_seq, version in page:
+                yield Head(stream, last_seq, str(version), last_seq)
             if len(page) < _heads_page:
                 return
             after = page[-1][0]

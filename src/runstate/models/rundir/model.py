@@ -7,11 +7,12 @@ from copy import deepcopy
 from typing import ClassVar
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from runstate.errors import InvalidEvent
 from runstate.models.activity import Activity
 from runstate.models.canonical import parse
+from runstate.models.envelope import Envelope
 from runstate.models.model import AlertSink, Draft, Model
 from runstate.models.rundir import activity as rundir_activity
 from runstate.models.rundir import state as rundir_state
@@ -52,6 +53,20 @@ class RunDirectoryModel(Model[RunEvent, RunEvent, RunDirectory]):
             raise InvalidEvent(str(error)) from error
         check(event)
         return event
+
+    def check_line(self, line: bytes) -> None:
+        event = self.parse(line)
+        if event.event_hash is not UNSET and event.event_hash != event_hash(
+            event.event_id, event.ts or "", event.type, compact(event.payload), event.prev_hash or ""
+        ):
+            raise InvalidEvent("event_hash is not the hash of what the line says; the line was changed after it")
+
+    def envelope(self, line: bytes) -> Envelope:
+        said = _said_decoder.decode(line)
+        # Only a log writes the hash, and it puts the time there that it has stored the event at.
+        stored = said.event_hash is not UNSET and said.ts is not UNSET
+        ts = said.ts or ""
+        return Envelope(said.run_id, None, said.event_id, said.type, said.event_id, "", ts, ts if stored else None)
 
     def draft(self, event: RunEvent) -> tuple[str, Draft]:
         check(event)
@@ -106,6 +121,14 @@ class RunDirectoryModel(Model[RunEvent, RunEvent, RunDirectory]):
         return rundir_activity.activities(event)
 
 
+class _Said(msgspec.Struct, gc=False):
+    event_id: str
+    run_id: str
+    type: str
+    ts: str | UnsetType = UNSET
+    event_hash: str | UnsetType = UNSET
+
+
 class _Link(msgspec.Struct):
     event_hash: str = ""
 
@@ -115,6 +138,7 @@ def _comparable(line: bytes) -> bytes:
     return compact({n: v for n, v in members.items() if n not in ("ts", "prev_hash", "event_hash")}).encode()
 
 
+_said_decoder = msgspec.json.Decoder(_Said)
 _link_decoder = msgspec.json.Decoder(_Link)
 _event_decoder = msgspec.json.Decoder(RunEvent)
 

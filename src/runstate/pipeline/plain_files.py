@@ -1,0 +1,359 @@
+"""The view `lines`: plain files of events, one a line. Every line is checked, and every line is a row.
+
+`files:PATH` is a file, a directory (every *.ndjson and *.jsonl below it), or a glob. A line is as a producer writes it
+or as a log has stored it. Only a newline ends a line; a carriage return before it belongs to the ending, and a byte
+order mark at the very beginning belongs to the file. A row has the event's envelope and its line, or a code and a
+reason, the number of the line, and the beginning of its bytes.
+
+A task reads stretches of files, cut by their sizes alone: a line is read by the task in whose stretch it begins.
+Executors see the files under the same paths as the driver.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from glob import glob
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from runstate.errors import EventTooLarge, InvalidUrl, LogFailed, LogNotFound, RunstateError
+from runstate.models.canonical import is_text
+from runstate.models.model import Model
+from runstate.pipeline.rows import event_schema, pack
+from runstate.pipeline.shards import Shard
+from runstate.pipeline.views import InvalidOption, Request, Task, View
+from runstate.store import event_bytes_default
+
+scheme = "files:"
+suffixes = (".ndjson", ".jsonl")
+content_bytes_max = 1 << 16
+"""What is kept of a line that is no event."""
+tail_bytes = 1 << 16
+"""By so many of its last bytes, a file is known again."""
+_byte_order_mark = b"\xef\xbb\xbf"
+_stretch_bytes_max = 64 << 20
+_stretch_bytes_min = 4 << 20
+_chunk_bytes = 1 << 18
+_step_bytes = 1 << 15
+_reason_chars_max = 2000
+
+line_schema = pa.schema(
+    [
+        *event_schema,
+        ("file", pa.string()),
+        ("offset", pa.int64()),
+        ("line", pa.int64()),
+        ("code", pa.string()),
+        ("reason", pa.string()),
+        ("content", pa.binary()),
+    ]
+)
+"""`code`, `reason`, `line` (from 1) and `content` are of lines that are no events; the envelope is of those that are.
+
+`seq` and `persisted_at` are null unless a log has stored the line, and `seq` also where the line does not tell.
+"""
+
+
+class FileChanged(RunstateError):
+    """A file that was read before is no longer what it was; nothing was taken from it."""
+
+    code = "pipeline.file_changed"
+
+
+class Part(msgspec.Struct, frozen=True, gc=False):
+    """What is to be read of a file: the lines that begin at `start` or later, up to the byte `end`."""
+
+    file: str
+    start: int
+    end: int
+    tail: str
+    """SHA-256 of the last bytes before `end`."""
+
+
+class Stretch(msgspec.Struct, frozen=True, gc=False):
+    """The lines of a part that begin at `start` or later, and before `stop`."""
+
+    part: Part
+    start: int
+    stop: int
+
+
+class FileShard(Shard, frozen=True):
+    """The lines of any streams in some stretches of files."""
+
+    stretches: tuple[Stretch, ...] = ()
+
+
+# --- which files, and how much of them ------------------------------------------------------------------------
+
+
+def find_files(url: str) -> list[str]:
+    """The files that a URL names, each by its real path, in the order of their names.
+
+    Raises:
+        InvalidUrl: it names no path, or a file whose name is no text.
+        LogNotFound: nothing is there.
+    """
+    path = url.removeprefix(scheme)
+    if not path or "\0" in path:
+        raise InvalidUrl("files: names nothing: write files:PATH, with a file, a directory or a glob")
+    if os.path.isdir(path):
+        found = [os.path.join(place, name) for place, _, names in os.walk(path) for name in names]
+        found = [name for name in found if name.endswith(suffixes)]
+    elif os.path.exists(path):
+        found = [path]
+    elif not (found := glob(path, recursive=True)):
+        raise LogNotFound(f"There is no file at {path}", path=path)
+    files = sorted({os.path.realpath(name) for name in found if os.path.isfile(name)})
+    if nameless := [name for name in files if not is_text(name)]:
+        raise InvalidUrl(f"The name of {nameless[0]!r} is no UTF-8; rename the file to have it read")
+    return files
+
+
+def whole(file: str) -> Part:
+    """All that is in a file now."""
+    with opened(file) as found:
+        end = os.fstat(found.fileno()).st_size
+        return Part(file, 0, end, fingerprint(found, end))
+
+
+def fingerprint(file: BinaryIO, end: int) -> str:
+    """By this, the first `end` bytes of a file are known again: SHA-256 of the last of them."""
+    start = max(0, end - tail_bytes)
+    file.seek(start)
+    return sha256(file.read(end - start)).hexdigest()
+
+
+def cut_parts(parts: Sequence[Part], count: int) -> list[Shard]:
+    """Shards of about equal size: large files in stretches, small files together."""
+    total = sum(part.end - part.start for part in parts)
+    size = min(_stretch_bytes_max, max(_stretch_bytes_min, -(-total // count)))
+    shards: list[Shard] = []
+    gathered: list[Stretch] = []
+    room = size
+    for part in parts:
+        start = part.start
+        while start < part.end:
+            stop = min(part.end, start + room)
+            gathered.append(Stretch(part, start, stop))
+            room -= stop - start
+            start = stop
+            if not room:
+                shards.append(FileShard(stretches=tuple(gathered)))
+                gathered, room = [], size
+    if gathered:
+        shards.append(FileShard(stretches=tuple(gathered)))
+    return shards
+
+
+def _plan(request: Request, count: int) -> list[Shard]:
+    named = request.options.get("parts")
+    if named is not None:
+        return cut_parts(msgspec.json.decode(Path(named).read_bytes(), type=list[Part]), count)
+    if other := [url for url in request.urls if not url.startswith(scheme)]:
+        raise InvalidUrl(f"The view 'lines' reads files:PATH, not {other[0][:80]!r}")
+    files = dict.fromkeys(file for url in request.urls for file in find_files(url))
+    return cut_parts([whole(file) for file in files], count)
+
+
+@contextmanager
+def opened(file: str) -> Iterator[BinaryIO]:
+    """
+    Raises:
+        LogFailed: the file cannot be opened or read.
+    """
+    try:
+        with open(file, "rb") as found:
+            yield found
+    except OSError as error:
+        raise LogFailed(f"{file} cannot be read: {error.strerror}", path=file) from error
+
+
+# --- lines ----------------------------------------------------------------------------------------------------
+
+
+class Line(NamedTuple):
+    offset: int
+    size: int
+    """Without its newline."""
+    content: bytes
+    """All of it, or its beginning if it is longer than the limit."""
+    is_ended: bool
+
+
+def read_lines(file: BinaryIO, stretch: Stretch, bytes_max: int) -> Iterator[Line]:
+    """The lines that begin in a stretch. Of one longer than `bytes_max`, no more than its beginning is ever held.
+
+    Raises:
+        FileChanged: the file ends before the part does.
+    """
+    end = stretch.part.end
+    begins = _first_line(file, stretch)
+    if begins is None:
+        return
+    file.seek(begins)
+    held, size, position = bytearray(), 0, begins
+    while begins < stretch.stop and position < end:
+        chunk = _read(file, min(_chunk_bytes, end - position), stretch.part)
+        position += len(chunk)
+        *ended, rest = chunk.split(b"\n")
+        for piece in ended:
+            size += len(piece)
+            content = bytes(held) + piece if held else piece
+            yield Line(begins, size, content if size <= bytes_max else content[:content_bytes_max], True)
+            begins += size + 1
+            if held:
+                held.clear()
+            size = 0
+            if begins >= stretch.stop:
+                return
+        size += len(rest)
+        held += rest
+        if size > bytes_max:
+            del held[content_bytes_max:]
+    if begins < min(stretch.stop, end):
+        yield Line(begins, size, bytes(held), False)
+
+
+def _first_line(file: BinaryIO, stretch: Stretch) -> int | None:
+    """Where the first line of a stretch begins; None if a line of another stretch goes on to its end."""
+    if stretch.start == 0:
+        return 0
+    # One byte back: if that is a newline, the first line begins right where the stretch does.
+    position = stretch.start - 1
+    file.seek(position)
+    while position < stretch.stop - 1:
+        chunk = _read(file, min(_chunk_bytes, stretch.stop - 1 - position), stretch.part)
+        found = chunk.find(b"\n")
+        if found >= 0:
+            return position + found + 1
+        position += len(chunk)
+    return None
+
+
+def _read(file: BinaryIO, size: int, part: Part) -> bytes:
+    chunk = file.read(size)
+    if not chunk:
+        raise FileChanged(f"{part.file} became shorter while it was read; run the job again", path=part.file)
+    return chunk
+
+
+class LineNumbers:
+    """Numbers of lines by their offsets. Files are counted through only as far as somebody asks."""
+
+    def __init__(self) -> None:
+        self._newlines: dict[str, list[int]] = {}
+        """How many there are in the first so many steps of a file."""
+
+    def of(self, file: str, offset: int) -> int:
+        """The number, from 1, of the line that begins at an offset."""
+        counted = self._newlines.setdefault(file, [0])
+        steps, rest = divmod(offset, _step_bytes)
+        with opened(file) as source:
+            source.seek((len(counted) - 1) * _step_bytes)
+            while len(counted) <= steps:
+                counted.append(counted[-1] + source.read(_step_bytes).count(b"\n"))
+            source.seek(steps * _step_bytes)
+            return 1 + counted[steps] + source.read(rest).count(b"\n")
+
+
+# --- rows -----------------------------------------------------------------------------------------------------
+
+Row = tuple[Any, ...]
+_no_envelope = (None,) * len(event_schema)
+
+
+def body_of(content: bytes, offset: int) -> bytes:
+    """A line's event, without what belongs to its ending and to the file."""
+    if offset == 0:
+        content = content.removeprefix(_byte_order_mark)
+    return content.removesuffix(b"\r")
+
+
+def row_of(line: Line, file: str, model: Model[Any, Any, Any], bytes_max: int) -> Row:
+    """A line's row; the number of a line that is no event is still to be filled in."""
+    body = body_of(line.content, line.offset)
+    try:
+        if line.size > bytes_max:
+            raise EventTooLarge(f"The line has {line.size} bytes, the limit is {bytes_max}; raise event_bytes_max")
+        if not body.strip(b" \t\r") and line.is_ended:
+            return _bad(line, file, "line.empty", "The line is blank")
+        model.check_line(body)
+        said = model.envelope(body)
+    except EventTooLarge as error:
+        return _bad(line, file, error.code, str(error))
+    except Exception as error:  # noqa: BLE001 - whatever a model raises, it is about this line alone
+        return _refused(line, file, error)
+    envelope = (said.stream, said.seq, said.event_id, said.type, said.key, said.tenant, said.emitted_at)
+    return (*envelope, said.persisted_at, body, file, line.offset, None, None, None, None)
+
+
+def _refused(line: Line, file: str, error: Exception) -> Row:
+    code = error.code if isinstance(error, RunstateError) else "model.failed"
+    reason = str(error) if isinstance(error, RunstateError) else f"The model cannot read it: {error!r}"
+    if zeros := line.content.count(b"\0"):
+        reason += f"; it holds {zeros} NUL bytes, as a file does where data was never written"
+    if not line.is_ended:
+        code, reason = "line.unfinished", f"The file ends before the line does: {reason}"
+    return _bad(line, file, code, reason)
+
+
+def _bad(line: Line, file: str, code: str, reason: str) -> Row:
+    # A model may quote what cannot be written as UTF-8.
+    told = reason[:_reason_chars_max].encode("utf-8", "backslashreplace").decode()
+    return (*_no_envelope, file, line.offset, None, code, told, line.content[:content_bytes_max])
+
+
+_number_at = line_schema.get_field_index("line")
+_code_at = line_schema.get_field_index("code")
+
+
+def _numbered(rows: Iterable[Row], file: str) -> Iterator[Row]:
+    """Rows of one stretch. What is before it is counted only if a line needs its number."""
+    known: tuple[int, int] | None = None
+    for index, row in enumerate(rows):
+        if row[_code_at] is None:
+            yield row
+            continue
+        if known is None:
+            known = index, LineNumbers().of(file, row[line_schema.get_field_index("offset")])
+        yield (*row[:_number_at], known[1] + index - known[0], *row[_number_at + 1 :])
+
+
+def _stretch_rows(stretch: Stretch, model: Model[Any, Any, Any], bytes_max: int) -> Iterator[Row]:
+    part = stretch.part
+    with opened(part.file) as file:
+        lines = read_lines(file, stretch, bytes_max)
+        yield from _numbered((row_of(line, part.file, model, bytes_max) for line in lines), part.file)
+        if stretch.stop == part.end and fingerprint(file, part.end) != part.tail:
+            raise FileChanged(f"{part.file} was changed while it was read; run the job again", path=part.file)
+
+
+def _rows(task: Task) -> Iterator[pa.RecordBatch]:
+    if not isinstance(task.shard, FileShard):
+        raise InvalidOption("The view 'lines' reads stretches of files, not streams")
+    model, names, bytes_max = task.model, task.schema.names, event_bytes_max(task.request.options)
+    rows = (row for stretch in task.shard.stretches for row in _stretch_rows(stretch, model, bytes_max))
+    for batch in pack(line_schema, rows):
+        yield batch.select(names)
+
+
+def event_bytes_max(options: dict[str, str]) -> int:
+    """The option of that name: the size beyond which a line is no event.
+
+    Raises:
+        InvalidOption: it is no number of bytes.
+    """
+    given = options.get("event_bytes_max", str(event_bytes_default))
+    if not given.isdecimal() or not 1 <= int(given) <= 1 << 30:
+        raise InvalidOption(f"event_bytes_max is a number of bytes up to 2^30, not {given[:40]!r}")
+    return int(given)
+
+
+view = View(lambda request: line_schema, _rows, _plan, frozenset({"parts", "event_bytes_max"}))
