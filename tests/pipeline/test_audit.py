@@ -535,7 +535,7 @@ def test_a_damaged_file_of_a_table_is_named_and_gone_around(table: Path, cut: bo
     rows = _here([f"table:{table}"], count=count)
     told = [row for row in rows if row.code != COVERED]
     assert {(row.severity, row.code, row.stream, row.details["file"]) for row in told} == {
-        ("damage", "log.damaged", None, path.name)
+        ("damage", "table.damaged", None, path.name)
     }
     assert all(path.name in row.message and "'run-05' to 'run-14'" in row.message for row in told)
     # All that the other file holds was gone through, and no gap is made of what the damaged one had.
@@ -545,7 +545,7 @@ def test_a_damaged_file_of_a_table_is_named_and_gone_around(table: Path, cut: bo
 def test_damage_in_a_column_that_only_a_fold_by_the_column_reads_is_found(table: Path) -> None:
     _flip_column(_events_file(table, 1), "engine_attempt_id")
     rows = _here([f"table:{table}"], count=1)
-    assert [(row.code, row.severity) for row in rows] == [("log.damaged", "damage"), (COVERED, "info")]
+    assert [(row.code, row.severity) for row in rows] == [("table.damaged", "damage"), (COVERED, "info")]
     assert _covered(rows) == (15, 90)
 
 
@@ -594,7 +594,7 @@ def test_damage_in_the_middle_of_a_stream_is_gone_around(
     # The fifth chunk holds events of b alone, after others of b.
     _flip_column(_events_file(table, 1), "body", 4)
     rows = _here([f"table:{table}"], count=1)
-    assert [(row.code, row.stream) for row in rows] == [("log.damaged", None), (COVERED, None)]
+    assert [(row.code, row.stream) for row in rows] == [("table.damaged", None), (COVERED, None)]
     # Of b there is what the other file holds, and nothing is said about the rest.
     assert _covered(rows) == (3, 22 + 6 + 22)
 
@@ -603,7 +603,7 @@ def test_a_table_whose_only_file_is_damaged_says_so(table: Path) -> None:
     for path in (table / "data").glob("events-*"):
         path.write_bytes(path.read_bytes()[:-9])
     rows = _here([f"table:{table}"], count=1)
-    assert [row.code for row in rows] == ["log.damaged", "log.damaged", COVERED]
+    assert [row.code for row in rows] == ["table.damaged", "table.damaged", COVERED]
     assert _covered(rows) == (0, 0)
 
 

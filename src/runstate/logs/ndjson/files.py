@@ -72,7 +72,7 @@ def streams_among(names: list[str], after: str, until: str | None) -> list[str]:
 
 
 def stamped(disk: Disk, files: RunFiles) -> Head:
-    """About how many events a run has, and what tells its file from what it was; a file that is gone has a version too."""
+    """About how many events a run has, and its file's version; a file that is gone has a version too."""
     try:
         size, version = disk.stamp(files.events)
     except (FileNotFoundError, NotADirectoryError):
