@@ -80,7 +80,8 @@ def test_another_version_of_the_model_folds_everything_anew(
 def test_a_stream_that_was_begun_again_is_folded_from_its_beginning(spark: SparkSession, tmp_path: Path) -> None:
     url = filled("sqlite", "engine", tmp_path, runs=3)
     replay(spark, url, tmp_path / "snapshots", model="engine")
-    (stream, lines), *_ = histories("engine", runs=3).items()
+    # Neither the first nor the last of its file, and now with fewer events than before.
+    _, (stream, lines), _ = histories("engine", runs=3).items()
     with open_store(url, "engine", snapshot_every=0, on_alert=lambda alert: None) as store:
         store.delete_stream(stream)
         store.append_events([store.model.parse(line) for line in lines[2:]])
@@ -117,6 +118,20 @@ def test_a_damaged_stream_has_a_finding_and_the_others_their_snapshots(spark: Sp
     assert {s: rows[s]["body"].encode() for s in expected if s != victim} == {
         s: body for s, (_, body) in expected.items() if s != victim
     }
+
+
+def test_a_damaged_table_fails_the_replay_and_leaves_no_stream_out(spark: SparkSession, tmp_path: Path) -> None:
+    url = filled("sqlite", "rundir", tmp_path, runs=9)
+    ingest(spark, url, tmp_path / "events", model="rundir", shards=1)
+    (path,) = (tmp_path / "events" / "data").glob("events-*")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(PipelineFailed, match=f"The stage replay failed.*{path.name}"):
+        replay(spark, f"table:{tmp_path}/events", tmp_path / "snapshots")
+    assert table_snapshots(tmp_path / "snapshots") == {}
+    with pytest.raises(PipelineFailed, match=path.name), readable("spans"):
+        read_view(spark, f"table:{tmp_path}/events", "spans").count()
 
 
 def test_a_stream_of_another_model_has_a_finding(spark: SparkSession, tmp_path: Path) -> None:
