@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from pyspark.sql import SparkSession
 from tests.fleets import histories
@@ -11,11 +12,17 @@ from tests.pipeline.fleet_logs import filled, local_snapshots, pairs, table_snap
 
 from runstate.errors import RunstateError
 from runstate.models.registry import find_model
+from runstate.pipeline import ingest as ingests
 from runstate.pipeline import replay as replays
+from runstate.pipeline import sorted_files
 from runstate.pipeline.failures import PipelineFailed, readable
 from runstate.pipeline.frames import fold_frame
 from runstate.pipeline.jobs import ingest, read_view, replay
-from runstate.pipeline.views import InvalidOption
+from runstate.pipeline.origins import Origins
+from runstate.pipeline.shards import Shard
+from runstate.pipeline.sorted_files import FileEntry, TableDamaged
+from runstate.pipeline.table import Commit, Table, TableInfo
+from runstate.pipeline.views import InvalidOption, Request, Task, view_named
 from runstate.store import open as open_store
 
 
@@ -79,13 +86,16 @@ def test_another_version_of_the_model_folds_everything_anew(
 
 def test_a_stream_that_was_begun_again_is_folded_from_its_beginning(spark: SparkSession, tmp_path: Path) -> None:
     url = filled("sqlite", "engine", tmp_path, runs=3)
-    replay(spark, url, tmp_path / "snapshots", model="engine")
+    replay(spark, url, tmp_path / "snapshots", model="engine", shards=1)
     # Neither the first nor the last of its file, and now with fewer events than before.
     _, (stream, lines), _ = histories("engine", runs=3).items()
     with open_store(url, "engine", snapshot_every=0, on_alert=lambda alert: None) as store:
         store.delete_stream(stream)
         store.append_events([store.model.parse(line) for line in lines[2:]])
-    assert replay(spark, url, tmp_path / "snapshots", model="engine").counts["streams"] == 1
+        # More that is new, behind it: the files of both replays then have to be merged.
+        for later in histories("engine", seed=7, runs=2).values():
+            store.append_events([store.model.parse(line) for line in later])
+    assert replay(spark, url, tmp_path / "snapshots", model="engine", shards=1).counts["streams"] == 3
     assert table_snapshots(tmp_path / "snapshots") == local_snapshots(url, "engine")
 
 
@@ -95,8 +105,6 @@ def test_a_stream_too_long_to_gather_is_folded_line_by_line(
     url = filled("sqlite", "engine", tmp_path, runs=6)
     ingest(spark, url, tmp_path / "events", model="engine", shards=1)
     from runstate.pipeline import event_table
-    from runstate.pipeline.origins import Origins
-    from runstate.pipeline.shards import Shard
 
     monkeypatch.setattr(event_table, "whole_rows_max", 5)
     with Origins([f"table:{tmp_path}/events"]) as origins:
@@ -156,3 +164,23 @@ def test_a_frame_in_any_order_folds_to_the_same(spark: SparkSession, tmp_path: P
 def test_a_frame_without_its_columns_is_refused(spark: SparkSession) -> None:
     with pytest.raises(InvalidOption, match="no column 'seq'"):
         fold_frame(spark.createDataFrame([("s", "{}")], "stream string, body string"), "engine")
+
+
+def test_damage_met_in_the_middle_of_a_stream_is_no_matter_of_that_stream_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, to = filled("sqlite", "rundir", tmp_path, runs=4), tmp_path / "events"
+    table = Table.make(to, TableInfo("events", "rundir", 1))
+    monkeypatch.setattr(sorted_files, "chunk_rows", 5)
+    monkeypatch.setattr(ingests, "_batch", 1)
+    with table.writing():
+        (done,) = view_named("ingest").rows(Task(Request((url,), "ingest", "rundir", options={"to": str(to)}), Shard()))
+        files = msgspec.json.decode(done.column("files")[0].as_py(), type=list[FileEntry])
+        table.commit(Commit(number=1, files=files))
+    (entry,) = [file for file in files if file.kind == "events"]
+    path, middle = to / "data" / entry.name, entry.chunks[2].section
+    data = bytearray(path.read_bytes())
+    data[middle.end - 40] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(TableDamaged), Origins([f"table:{to}"]) as origins:
+        list(replays.fold_all(origins, Shard(), find_model("rundir")))
