@@ -49,9 +49,9 @@ class NewFiles:
     def __init__(self, table: Table, model: Model[Any, Any, Any]) -> None:
         self._columns = model.column_fold()
         self._events = SortedWriter(table.data, "events", event_table_schema(model), table.info.file_format)
-        self._heads = _Rows(SortedWriter(table.data, "heads", head_schema, table.info.file_format), head_schema)
-        quarantine = SortedWriter(table.data, "quarantine", quarantine_schema, table.info.file_format)
-        self._quarantine = _Rows(quarantine, quarantine_schema)
+        self._heads = _Rows(table, "heads", head_schema)
+        self._refusals = _Rows(table, "refusals", head_schema)
+        self._quarantine = _Rows(table, "quarantine", quarantine_schema)
         self._waiting: list[Record] = []
         self._bytes = 0
         self.counts = {"events": 0, "quarantined": 0, "streams": 0, "unchanged": 0}
@@ -72,6 +72,9 @@ class NewFiles:
         self.counts["streams"] += 1
         self._heads.add((stream, known.seq, known.url, known.version, known.last_line))
 
+    def refusal(self, stream: str, known: Known) -> None:
+        self._refusals.add((stream, known.seq, known.url, known.version, known.last_line))
+
     def quarantine(
         self,
         stream: str,
@@ -89,14 +92,14 @@ class NewFiles:
 
     def close(self) -> list[FileEntry]:
         self.flush()
-        return [*self._events.close(), *self._heads.close(), *self._quarantine.close()]
+        return [*self._events.close(), *self._heads.close(), *self._refusals.close(), *self._quarantine.close()]
 
 
 class _Rows:
     """Rows on their way into sorted files, many at a time."""
 
-    def __init__(self, writer: SortedWriter, schema: pa.Schema) -> None:
-        self._writer, self._schema = writer, schema
+    def __init__(self, table: Table, kind: str, schema: pa.Schema) -> None:
+        self._writer, self._schema = SortedWriter(table.data, kind, schema, table.info.file_format), schema
         self._waiting: list[Sequence[Any]] = []
         self._bytes = 0
 
@@ -148,20 +151,25 @@ def _rows(task: Task) -> Iterator[pa.RecordBatch]:
     table = open_event_table(Path(task.request.options["to"]))
     files = NewFiles(table, task.model)
     known = _Lookup(known_heads(table, table.files("heads"), task.shard))
+    refused = _Lookup(known_heads(table, table.files("refusals"), task.shard))
     with Origins(task.request.urls) as origins:
         previous = ""
         for reader in origins.streams(task.shard):
             stream = reader.head.stream
             before = known.of(stream)
-            if stream == previous or (before is not None and before.url != reader.url):
+            if _is_as_it_was(reader, before) or _is_as_it_was(reader, refused.of(stream)):
+                files.counts["unchanged"] += 1
+            elif stream == previous or (before is not None and before.url != reader.url):
                 elsewhere = before.url if before is not None else task.request.urls[0]
                 _refuse(reader, files, "stream.in_two_logs", f"The table has this stream from {elsewhere} already")
-            elif before is not None and before.version == reader.head.version:
-                files.counts["unchanged"] += 1
             else:
                 _ingest_stream(reader, before, files)
             previous = stream
     yield from written(files.close(), files.counts)
+
+
+def _is_as_it_was(reader: StreamReader, before: Known | None) -> bool:
+    return before is not None and (before.url, before.version) == (reader.url, reader.head.version)
 
 
 class _Lookup:
@@ -187,7 +195,7 @@ def _ingest_stream(reader: StreamReader, before: Known | None, files: NewFiles) 
         for last in reader.records(seq):
             files.add(last)
     except LogDamaged as error:
-        files.quarantine(head.stream, reader.url, error.code, str(error), error.details.get("seq"))
+        _refuse(reader, files, error.code, str(error), error.details.get("seq"))
     if last is not None:
         known = Known(last.seq, reader.url, head.version, sha256(last.body).hexdigest())
         files.head(head.stream, known)
@@ -201,8 +209,10 @@ def _has_only_grown(reader: StreamReader, before: Known) -> bool:
     return False
 
 
-def _refuse(reader: StreamReader, files: NewFiles, code: str, reason: str) -> None:
-    files.quarantine(reader.head.stream, reader.url, code, reason, None)
+def _refuse(reader: StreamReader, files: NewFiles, code: str, reason: str, seq: int | None = None) -> None:
+    """Quarantine a stream, and remember that it was, so that it is told once and not with every run."""
+    files.quarantine(reader.head.stream, reader.url, code, reason, seq)
+    files.refusal(reader.head.stream, Known(seq or 0, reader.url, reader.head.version, ""))
 
 
 def written(files: list[FileEntry], counts: dict[str, int]) -> Iterator[pa.RecordBatch]:

@@ -14,6 +14,7 @@ from runstate.models.registry import find_model
 from runstate.pipeline.failures import readable
 from runstate.pipeline.file_events import assembled, consumed_before, consumed_by, file_counts, keep_parts, new_parts
 from runstate.pipeline.origins import Origins, model_of
+from runstate.pipeline.plain_files import find_files
 from runstate.pipeline.session import is_remote
 from runstate.pipeline.sorted_files import FileEntry
 from runstate.pipeline.source import register
@@ -105,17 +106,32 @@ def ingest(
     """
     named = [urls] if isinstance(urls, str) else list(urls)
     name = model_of(named, model)
-    table = Table.make(to, TableInfo("events", name, find_model(name).version, file_format))
+    info = TableInfo("events", name, find_model(name).version, file_format)
     if any(url.startswith("files:") for url in named):
-        return _ingest_files(spark, named, table, shards or _tasks_per_core * _cores(spark), event_bytes_max)
+        check_files(named)
+        return _ingest_files(
+            spark, named, Table.make(to, info), shards or _tasks_per_core * _cores(spark), event_bytes_max
+        )
+    Origins(named).close()  # What is not there is told before a table is made for it.
+    table = Table.make(to, info)
     with table.writing(), readable("ingest"):
         frame = read_view(spark, named, "ingest", model=name, shards=shards, to=str(to.absolute()))
         return write_table(table, frame, {"urls": named})
 
 
-def _ingest_files(spark: SparkSession, urls: list[str], table: Table, tasks: int, event_bytes_max: int) -> Written:
+def check_files(urls: Sequence[str]) -> None:
+    """
+    Raises:
+        InvalidOption: there are logs among them.
+        LogNotFound: one names no file.
+    """
     if other := [url for url in urls if not url.startswith("files:")]:
         raise InvalidOption(f"Files and logs are ingested one after the other: leave out {other[0][:80]!r}")
+    for url in urls:
+        find_files(url)
+
+
+def _ingest_files(spark: SparkSession, urls: list[str], table: Table, tasks: int, event_bytes_max: int) -> Written:
     name = table.info.model
     with table.writing(), readable("ingest"):
         parts = new_parts(urls, consumed_before(table))

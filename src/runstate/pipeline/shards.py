@@ -24,7 +24,7 @@ class Shard(msgspec.Struct, frozen=True):
     after: str = ""
     until: str | None = None
     only: tuple[str, ...] | None = None
-    """No others than these, where a reader has asked for a few."""
+    """No others than these, sorted, where a reader has asked for a few."""
 
 
 def cut(weights: Iterable[tuple[str, int]], count: int) -> list[Shard]:

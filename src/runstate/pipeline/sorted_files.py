@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import secrets
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -322,7 +323,8 @@ _advice = "the table can be made again from the logs, into another directory"
 
 def _overlaps(chunk: Chunk, shard: Shard) -> bool:
     if shard.only is not None:
-        return any(chunk.first <= stream <= chunk.last for stream in shard.only)
+        place = bisect_left(shard.only, chunk.first)
+        return place < len(shard.only) and shard.only[place] <= chunk.last
     return chunk.last > shard.after and (shard.until is None or chunk.first <= shard.until)
 
 

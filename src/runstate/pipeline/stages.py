@@ -255,8 +255,12 @@ def _ingest(job: Job) -> None:
 
     inputs = _inputs(job)
     spark, to = _spark(inputs.directory), Path(inputs.directory, "events", inputs.model)
+    plain = [url for url in inputs.urls if url.startswith("files:")]
+    logs = [url for url in inputs.urls if url not in plain]
+    file_format = inputs.settings.get("format", "parquet")
     with tracked(spark, f"ingest {inputs.model}", told_to(inputs.directory)):
-        done = ingest(spark, inputs.urls, to, model=inputs.model, file_format=inputs.settings.get("format", "parquet"))
+        for urls in filter(None, (logs, plain)):
+            done = ingest(spark, urls, to, model=inputs.model, file_format=file_format)
     totals = {"events": 0, "quarantined": 0}
     from runstate.pipeline.event_table import open_event_table
 
