@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from runstate.pipeline.event_table import TableOrigin
 
 _page = 1000
+_gathered_max = 10_000
+"""Events of a stream that are held in memory at once, as lines."""
 
 
 class Lines:
@@ -34,8 +36,15 @@ class Lines:
         """The last line's seq, and the line."""
 
     def __iter__(self) -> Iterator[bytes]:
+        if isinstance(self._lines, list):
+            if self._lines:
+                self.seq, self.last = self._last_seq or self.seq + len(self._lines), self._lines[-1]
+            return iter(self._lines)
+        return self._counted(self._lines)
+
+    def _counted(self, lines: Iterable[bytes]) -> Iterator[bytes]:
         count, line = 0, b""
-        for count, line in enumerate(self._lines, 1):  # noqa: B007 - both are wanted after the loop
+        for count, line in enumerate(lines, 1):  # noqa: B007 - both are wanted after the loop
             yield line
         if count:
             self.seq, self.last = self._last_seq or self.seq + count, line
@@ -110,7 +119,8 @@ class LogStream:
         # Up to the head alone: what is appended meanwhile belongs to the next head.
         last_seq = self.head.last_seq
         found = self._log.lines(self.head.stream, after_seq=after_seq, until_seq=last_seq)
-        return Lines(found, after_seq, last_seq)
+        # A list is folded faster than what comes line by line through several hands, but not every stream fits.
+        return Lines(list(found) if self.head.weight <= _gathered_max else found, after_seq, last_seq)
 
     def records(self, after_seq: int = 0) -> Iterator[Record]:
         last = self.head.last_seq

@@ -84,8 +84,9 @@ def fold_all(origins: Origins, shard: Shard, model: AnyModel) -> Iterator[Snapsh
 
 def fold_stream(reader: StreamReader, model: AnyModel, before: Snapshot | None = None) -> Snapshot | None:
     """A stream's snapshot, going on from an earlier one of it; None where there is no event."""
-    stream, lines = reader.head.stream, reader.lines(0 if before is None else before.seq)
+    stream = reader.head.stream
     try:
+        lines = reader.lines(0 if before is None else before.seq)
         state = model.initial(stream) if before is None else model.load(_bytes(before.body))
         state = model.fold(state, lines)
         body = model.dump(state)

@@ -12,7 +12,7 @@ from runstate.logs.log import Record
 
 rows_max = 8192
 bytes_max = 8 << 20
-"""A batch is closed at so many rows, or once its texts have so many bytes."""
+"""A batch is closed at so many rows, or once the longest texts of its rows have so many bytes."""
 
 _text = pa.string()
 
@@ -39,7 +39,7 @@ def pack(schema: pa.Schema, rows: Iterable[Sequence[Any]]) -> Iterator[pa.Record
     size = 0
     for row in rows:
         waiting.append(row)
-        size += sum(len(value) for value in row if isinstance(value, str | bytes))
+        size += max((len(value) for value in row if isinstance(value, str | bytes)), default=0)
         if len(waiting) >= rows_max or size >= bytes_max:
             yield _packed(schema, waiting)
             waiting, size = [], 0
