@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 from tests.fleets import histories
-from tests.pipeline.fleet_logs import filled, local_snapshots, pairs, table_snapshots
+from tests.pipeline.fleet_logs import event_lines, filled, local_snapshots, pairs, table_snapshots
 
 from runstate.errors import RunstateError
 from runstate.models.registry import find_model
@@ -184,3 +184,15 @@ def test_damage_met_in_the_middle_of_a_stream_is_no_matter_of_that_stream_alone(
     path.write_bytes(data)
     with pytest.raises(TableDamaged), Origins([f"table:{to}"]) as origins:
         list(replays.fold_all(origins, Shard(), find_model("rundir")))
+
+
+def test_streams_with_gaps_fold_as_in_one_process(spark: SparkSession, tmp_path: Path) -> None:
+    url, model = filled("sqlite", "engine", tmp_path, runs=6), find_model("engine")
+    kept = [(stream, line) for number, (stream, line) in enumerate(event_lines(url)) if number % 5]
+    (tmp_path / "export.ndjson").write_bytes(b"".join(line + b"\n" for _, line in kept))
+    ingest(spark, f"files:{tmp_path}/export.ndjson", tmp_path / "events", model="engine")
+    found = view_snapshots(spark, f"table:{tmp_path}/events", "engine")
+    for stream in {stream for stream, _ in kept}:
+        lines = [line for each, line in kept if each == stream]
+        assert found[stream][1] == model.dump(model.fold(model.initial(stream), lines))
+        assert found[stream][0] == model.decode(lines[-1]).run_seq

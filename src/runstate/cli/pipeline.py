@@ -342,6 +342,7 @@ def _settings(master: str | None, remote: str | None, conf: list[str] | None) ->
 def _spark(master: str | None, remote: str | None, conf: list[str] | None, doing: str) -> Iterator[SparkSession]:
     settings = _settings(master, remote, conf)
     from runstate.pipeline.session import spark_session
+    from runstate.pipeline.shipping import check_cluster
 
     with ExitStack() as stack:
         if words.is_terminal:
@@ -351,4 +352,5 @@ def _spark(master: str | None, remote: str | None, conf: list[str] | None, doing
                 master=settings.master, remote=settings.remote, conf=settings.conf, app_name=f"runstate {doing}"
             )
         )
+        check_cluster(spark)
         yield spark

@@ -113,3 +113,16 @@ def check_executors(spark: SparkSession, modules: Sequence[str] = executor_modul
             missing=lacking,
             python=python,
         )
+
+
+def check_cluster(spark: SparkSession) -> None:
+    """`check_executors` where executors have a Python of their own; on this machine they have ours.
+
+    Raises:
+        ExecutorsIncomplete: as `check_executors` does.
+    """
+    # Imported here: sessions are made with what this module sends.
+    from runstate.pipeline.session import is_local, is_remote
+
+    if is_remote(spark) or not is_local(spark.sparkContext.master):
+        check_executors(spark)

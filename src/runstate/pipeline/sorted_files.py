@@ -313,6 +313,11 @@ class _Cursor:
             table = self._read(number, self._columns)
         except (OSError, pa.ArrowException, KeyError) as error:
             raise TableDamaged(f"{self._path} cannot be read: {error}; {_advice}", path=str(self._path)) from error
+        if missing := [name for name in self._columns if name not in table.column_names]:
+            raise TableDamaged(
+                f"{self._path} has no column {missing[0]!r}: another version has written it; {_advice}",
+                path=str(self._path),
+            )
         if table.num_rows != self._entry.chunks[number].rows:
             raise TableDamaged(f"{self._path} has other rows than were written; {_advice}", path=str(self._path))
         return table.combine_chunks()

@@ -237,12 +237,15 @@ def build(models: Sequence[str], directory: Path) -> Graph:
 def _spark(directory: str) -> Any:
     """The session of this process. What Spark and its Python workers print goes to the pipeline's `spark.log`."""
     from runstate.pipeline.session import session
+    from runstate.pipeline.shipping import check_cluster
 
     settings = msgspec.json.decode(os.environ.get(spark_variable, "{}"), type=SparkSettings)
     log = os.open(Path(directory, "spark.log"), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     os.dup2(log, 2)
     os.close(log)
-    return session(master=settings.master, remote=settings.remote, conf=settings.conf)
+    spark = session(master=settings.master, remote=settings.remote, conf=settings.conf)
+    check_cluster(spark)
+    return spark
 
 
 def _inputs(job: Job) -> Inputs:

@@ -171,6 +171,15 @@ def test_every_flipped_byte_of_a_data_file_is_found_or_harmless(tmp_path: Path, 
             continue
 
 
+@pytest.mark.parametrize("file_format", sorted(formats))
+def test_a_file_without_a_column_that_is_wanted_is_named(tmp_path: Path, file_format: str) -> None:
+    table = new_table(tmp_path / "t", file_format)
+    commit = add(table, [("a", 1, "x")])
+    with pytest.raises(TableDamaged, match=commit.files[0].name) as refused:
+        list(table.pieces(table.files("events"), Shard(), ["stream", "seq", "colour"]))
+    assert "colour" in str(refused.value)
+
+
 def test_every_flipped_byte_of_a_commit_is_found(tmp_path: Path) -> None:
     table = new_table(tmp_path / "t")
     add(table, [("a", 1, "x")])

@@ -102,8 +102,8 @@ def _call_started(event: RunEvent, payload: dict[str, Any], at: str) -> Activity
 def _call_ended(event: RunEvent, payload: dict[str, Any], at: str) -> Activity:
     tokens = payload.get("tokens")
     split = tokens if isinstance(tokens, dict) else {}
-    tokens_in = first_count(payload, "input_tokens", "prompt_tokens")
-    tokens_out = first_count(payload, "output_tokens", "completion_tokens")
+    tokens_in = first_count(payload, "input_tokens", "prompt_tokens", "tokens_in")
+    tokens_out = first_count(payload, "output_tokens", "completion_tokens", "tokens_out")
     tokens_in = first_count(split, "input") if tokens_in is None else tokens_in
     tokens_out = first_count(split, "output") if tokens_out is None else tokens_out
     if tokens_in is None and tokens_out is None:

@@ -1,0 +1,96 @@
+"""The report's figures against those that one process counts from the same events."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.fleets import models
+from tests.pipeline.fleet_logs import filled
+
+from runstate.models.registry import find_model
+from runstate.pipeline.failures import PipelineFailed
+from runstate.pipeline.jobs import ingest, read_view
+from runstate.pipeline.page import render
+from runstate.pipeline.page_report import FindingRow, Quarantine
+from runstate.pipeline.report import Part, report
+from runstate.pipeline.spans import Span, spans
+from runstate.store import open as open_store
+
+
+def local_spans(url: str, name: str) -> list[Span]:
+    model, found = find_model(name), list[Span]()
+    with open_store(url, name, create=False) as store:
+        for head in store.log.heads():
+            records = store.log.read(head.stream, limit=10_000)
+            told = [(record.persisted_at, model.activities(model.decode(record.body))) for record in records]
+            found += spans(head.stream, records[-1].tenant, told)
+    return found
+
+
+@pytest.mark.parametrize("model", models())
+def test_spans_are_those_of_one_process(spark: SparkSession, tmp_path: Path, model: str) -> None:
+    url = filled("sqlite", model, tmp_path, runs=6)
+    expected = sorted(local_spans(url, model), key=repr)
+    names = Span.__struct_fields__
+    rows = read_view(spark, url, "spans", model=model).collect()
+    assert sorted((Span(*(row[name] for name in names)) for row in rows), key=repr) == expected
+    assert expected
+
+
+def test_the_figures_are_those_of_one_process(spark: SparkSession, tmp_path: Path) -> None:
+    urls = {"engine": filled("sqlite", "engine", tmp_path), "rundir": filled("ndjson", "rundir", tmp_path)}
+    tables = []
+    for model, url in urls.items():
+        ingest(spark, url, tmp_path / model, model=model)
+        tables.append(Part([f"table:{tmp_path / model}"], model))
+    found = report(
+        spark,
+        tables,
+        findings=[FindingRow("damage", "log.damaged", 1, "s", "<b>")],
+        quarantine=Quarantine(2, [("line.empty", 2)]),
+        generated_from=list(urls.values()),
+    )
+    everything = [span for model, url in urls.items() for span in local_spans(url, model)]
+    steps = [span for span in everything if span.kind == "step"]
+    assert {row.name: row.count for row in found.steps} == Counter(span.name for span in steps)
+    assert {row.name: row.failed for row in found.steps if row.failed} == Counter(
+        span.name for span in steps if span.outcome == "failed"
+    )
+    assert {row.name: row.retried for row in found.steps if row.retried} == Counter(
+        span.name for span in steps if span.attempt > 1
+    )
+    durations = sorted(s.duration_ms for s in steps if s.name == "extract" and s.duration_ms is not None)
+    (extract,) = [row for row in found.steps if row.name == "extract"]
+    assert extract.p50_ms in durations
+    assert (extract.p99_ms or 0) == durations[-1]
+    calls = [span for span in everything if span.kind == "call"]
+    (call,) = found.calls
+    assert (call.model, call.count, call.tokens_in, call.cost) == ("large", 36, 36 * 12, 18.0)
+    assert len(calls) == 36
+    slowest = max(span.duration_ms for span in steps if span.duration_ms is not None)
+    assert found.slowest[0].duration_ms == slowest
+    assert found.most_retried[0].attempts == max(span.attempt for span in steps)
+    assert (
+        sum(row.events for row in found.throughput) == found.totals.events == sum(row.events for row in found.tenants)
+    )
+    assert found.totals.runs == 24
+    assert dict(found.totals.streams_by_status)["RENDERING"] == 3
+    page = render(found)
+    assert b"log.damaged" in page
+    assert b"<b>" not in page
+
+
+def test_an_empty_fleet_has_a_report(spark: SparkSession, tmp_path: Path) -> None:
+    url = f"sqlite:{tmp_path}/empty.db"
+    open_store(url, "engine").close()
+    found = report(spark, [Part([url], "engine")])
+    assert (found.totals.runs, found.totals.events, found.steps) == (0, 0, [])
+    assert render(found).startswith(b"<!doctype html>")
+
+
+def test_a_log_that_is_not_there_is_named(spark: SparkSession) -> None:
+    with pytest.raises(PipelineFailed, match=r"The stage report failed: There is no file /nowhere/x\.db"):
+        report(spark, [Part(["sqlite:/nowhere/x.db"], "engine")])
