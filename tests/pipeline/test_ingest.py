@@ -66,6 +66,28 @@ def test_a_stream_in_two_logs_is_taken_from_one_and_told_once(spark: SparkSessio
     assert {row["url"] for row in quarantined(to)} == {urls[1]}
 
 
+def test_a_stream_in_three_logs_is_told_once_for_each_that_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+    urls = [filled("sqlite", "engine", tmp_path / name, runs=1) for name in ("a", "b", "c")]
+    for _ in range(3):
+        assert ingest(spark, urls, tmp_path / "events", model="engine").commit == 1
+    assert sorted(row["url"] for row in quarantined(tmp_path / "events")) == urls[1:]
+
+
+def test_a_table_is_taken_into_another_one_and_what_is_new_in_it_too(spark: SparkSession, tmp_path: Path) -> None:
+    url, source, to = f"sqlite:{tmp_path}/log.db", tmp_path / "source", tmp_path / "copy"
+    for count in (3, None):
+        with open_store(url, "engine", on_alert=lambda alert: None) as store:
+            for lines in histories("engine", runs=3).values():
+                store.append_events([store.model.parse(line) for line in lines[:count]])
+        ingest(spark, url, source, model="engine")
+        made = ingest(spark, f"table:{source}", to).commit
+        assert lines_in(to) == sorted(event_lines(url))
+        assert ingest(spark, f"table:{source}", to).commit == made
+    assert reasons(to) == {}
+
+
 def test_a_stream_that_was_begun_again_is_refused_and_told_once(spark: SparkSession, tmp_path: Path) -> None:
     url, to = filled("sqlite", "engine", tmp_path, runs=2), tmp_path / "events"
     ingest(spark, url, to, model="engine")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -97,6 +98,51 @@ def test_a_stream_that_was_begun_again_is_folded_from_its_beginning(spark: Spark
             store.append_events([store.model.parse(line) for line in later])
     assert replay(spark, url, tmp_path / "snapshots", model="engine", shards=1).counts["streams"] == 3
     assert table_snapshots(tmp_path / "snapshots") == local_snapshots(url, "engine")
+
+
+def test_a_table_that_was_made_again_is_replayed_from_its_beginning(spark: SparkSession, tmp_path: Path) -> None:
+    url = filled("sqlite", "engine", tmp_path, runs=3)
+    events, snapshots = tmp_path / "events", tmp_path / "snapshots"
+    ingest(spark, url, events, model="engine")
+    replay(spark, f"table:{events}", snapshots)
+    # As whoever has lost a file of it: as many commits as before, and more events in them.
+    shutil.rmtree(events)
+    filled("sqlite", "engine", tmp_path, seed=4, runs=2)
+    ingest(spark, url, events, model="engine")
+    replay(spark, f"table:{events}", snapshots)
+    assert table_snapshots(snapshots) == local_snapshots(url, "engine")
+
+
+def test_a_table_beside_a_log_is_replayed_with_all_that_is_new(spark: SparkSession, tmp_path: Path) -> None:
+    url, other = filled("sqlite", "engine", tmp_path, runs=3), filled("ndjson", "engine", tmp_path, seed=1, runs=2)
+    urls, snapshots = [f"table:{tmp_path}/events", other], tmp_path / "snapshots"
+    ingest(spark, url, tmp_path / "events", model="engine")
+    replay(spark, urls, snapshots, model="engine")
+    filled("sqlite", "engine", tmp_path, seed=4, runs=2)
+    ingest(spark, url, tmp_path / "events", model="engine")
+    replay(spark, urls, snapshots, model="engine")
+    assert table_snapshots(snapshots) == local_snapshots(url, "engine") | local_snapshots(other, "engine")
+
+
+def test_a_stream_in_two_logs_is_folded_from_the_first_however_often(spark: SparkSession, tmp_path: Path) -> None:
+    first, second = filled("sqlite", "engine", tmp_path, runs=1), f"sqlite:{tmp_path}/second.db"
+    (lines,) = histories("engine", runs=1).values()
+    with open_store(second, "engine", snapshot_every=0, on_alert=lambda alert: None) as store:
+        store.append_events([store.model.parse(line) for line in lines[:2]])
+    assert len(read_view(spark, [first, second], "snapshots", model="engine").collect()) == 1
+    for _ in range(3):
+        replay(spark, [first, second], tmp_path / "snapshots", model="engine")
+        assert table_snapshots(tmp_path / "snapshots") == local_snapshots(first, "engine")
+
+
+def test_damage_in_what_was_folded_before_is_told_and_the_others_go_on(spark: SparkSession, tmp_path: Path) -> None:
+    url, snapshots = filled("ndjson", "rundir", tmp_path, runs=3), tmp_path / "snapshots"
+    replay(spark, url, snapshots, model="rundir")
+    path = tmp_path / "ndjson-rundir" / "rundir-0-0001" / "events.ndjson"
+    lines = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([*lines[:4], *lines[5:]]))
+    filled("ndjson", "rundir", tmp_path, seed=4, runs=1)
+    assert replay(spark, url, snapshots, model="rundir").counts == {"streams": 2, "failed": 1}
 
 
 def test_a_stream_too_long_to_gather_is_folded_line_by_line(

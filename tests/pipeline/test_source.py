@@ -9,9 +9,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from tests.pipeline.fleet_logs import filled, pairs
 
+from runstate.errors import LogDamaged
+from runstate.pipeline import events, origins
 from runstate.pipeline.failures import PipelineFailed, readable
 from runstate.pipeline.jobs import ingest, read_view
+from runstate.pipeline.shards import Shard
 from runstate.pipeline.source import RunstateSource, StreamsReader, register
+from runstate.pipeline.views import Request, Task
 from runstate.store import open as open_store
 
 
@@ -114,6 +118,32 @@ def test_a_damaged_stream_fails_the_query_and_is_named(spark: SparkSession, tmp_
     frame = read_view(spark, damaged(tmp_path), model="rundir")
     with pytest.raises(PipelineFailed, match=r"rundir-0-0001.*line 5.*4 events before it are intact"), readable("read"):
         frame.count()
+
+
+def test_a_question_about_one_stream_meets_damage_right_behind_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = damaged(tmp_path)
+    # Without its index, a run is as long as it is intact.
+    (tmp_path / "ndjson-rundir" / "rundir-0-0001" / "index.json").unlink()
+    monkeypatch.setattr(origins, "_page", 4)
+    (reader,) = origins.LogOrigin(url).streams(Shard(only=("rundir-0-0001",)))
+    with pytest.raises(LogDamaged, match="4 events before it are intact"):
+        list(reader.records())
+
+
+def test_no_log_has_a_stream_of_an_impossible_name(spark: SparkSession, tmp_path: Path) -> None:
+    url = filled("sqlite", "engine", tmp_path, runs=1)
+    assert read_view(spark, url, model="engine").where("stream in ('a/b', 'engine-0-0000', '')").count() > 1
+
+
+def test_a_batch_has_a_bound_over_all_of_its_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "bytes_max", 5000)
+    url = filled("sqlite", "engine", tmp_path, runs=9)
+    batches = list(events.view.rows(Task(Request((url,), "events", "engine"), Shard())))
+    largest = max(len(body) for batch in batches for body in batch.column("body").to_pylist())
+    assert len(batches) > 1
+    assert max(sum(map(len, batch.column("body").to_pylist())) for batch in batches) <= 5000 + largest
 
 
 @pytest.mark.parametrize("condition", ["true", "type = 'RUN_CREATED'"])

@@ -41,6 +41,7 @@ def plan_streams(request: Request, count: int) -> list[Shard]:
 def _rows(task: Task) -> Iterator[pa.RecordBatch]:
     schema, reports = task.schema, _reports(task.request)
     waiting: list[Record] = []
+    size = 0
     with Origins(task.request.urls) as origins:
         table = origins.table()
         if table is not None and not task.request.filters.conditions:
@@ -49,7 +50,6 @@ def _rows(task: Task) -> Iterator[pa.RecordBatch]:
         for reader in origins.streams(task.shard):
             if not task.request.filters.may_hold(reader.head.stream):
                 continue
-            size = 0
             try:
                 for record in _wanted(reader, task):
                     waiting.append(record)
@@ -62,7 +62,7 @@ def _rows(task: Task) -> Iterator[pa.RecordBatch]:
                     raise
                 if waiting:
                     yield pack_records(waiting, schema)
-                    waiting = []
+                    waiting, size = [], 0
                 yield _damage_row(reader.head.stream, error, schema)
     if waiting:
         yield pack_records(waiting, schema)

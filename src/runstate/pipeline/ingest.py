@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from itertools import islice
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -32,6 +33,7 @@ written_schema = pa.schema([("files", pa.string()), ("counts", pa.string())])
 """What a task that writes files hands back: what they are, as JSON, and what it has counted."""
 
 _batch = 4096
+T = TypeVar("T")
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -136,28 +138,31 @@ def one_row(schema: pa.Schema, values: Sequence[Any]) -> pa.RecordBatch:
 
 def known_heads(table: Table, files: Sequence[FileEntry], shard: Shard) -> Iterator[tuple[str, Known]]:
     """How far each stream of a shard was ingested, in the order of their ids. Later commits come later, and count."""
-    newest: tuple[str, Known] | None = None
-    for piece in table.pieces(files, shard, head_schema.names):
-        for row in zip(*(piece.column(name).to_pylist() for name in head_schema.names), strict=True):
-            stream, known = row[0], Known(*row[1:])
-            if newest is not None and newest[0] != stream:
-                yield newest
-            newest = stream, known
-    if newest is not None:
-        yield newest
+    for stream, found in _by_stream(table, files, shard):
+        yield stream, found[-1]
+
+
+def _by_stream(table: Table, files: Sequence[FileEntry], shard: Shard) -> Iterator[tuple[str, list[Known]]]:
+    rows = (
+        row
+        for piece in table.pieces(files, shard, head_schema.names)
+        for row in zip(*(piece.column(name).to_pylist() for name in head_schema.names), strict=True)
+    )
+    for stream, found in groupby(rows, key=itemgetter(0)):
+        yield stream, [Known(*row[1:]) for row in found]
 
 
 def _rows(task: Task) -> Iterator[pa.RecordBatch]:
     table = open_event_table(Path(task.request.options["to"]))
     files = NewFiles(table, task.model)
     known = _Lookup(known_heads(table, table.files("heads"), task.shard))
-    refused = _Lookup(known_heads(table, table.files("refusals"), task.shard))
+    refused = _Lookup(_by_stream(table, table.files("refusals"), task.shard))
     with Origins(task.request.urls) as origins:
         previous = ""
         for reader in origins.streams(task.shard):
             stream = reader.head.stream
             before = known.of(stream)
-            if _is_as_it_was(reader, before) or _is_as_it_was(reader, refused.of(stream)):
+            if _is_as_it_was(reader, before) or _was_refused(reader, refused.of(stream) or []):
                 files.counts["unchanged"] += 1
             elif stream == previous or (before is not None and before.url != reader.url):
                 elsewhere = before.url if before is not None else task.request.urls[0]
@@ -169,44 +174,55 @@ def _rows(task: Task) -> Iterator[pa.RecordBatch]:
 
 
 def _is_as_it_was(reader: StreamReader, before: Known | None) -> bool:
-    return before is not None and (before.url, before.version) == (reader.url, reader.head.version)
+    # The streams of a table have no version: only reading them tells.
+    told = reader.head.version != ""
+    return told and before is not None and (before.url, before.version) == (reader.url, reader.head.version)
 
 
-class _Lookup:
+def _was_refused(reader: StreamReader, refusals: Sequence[Known]) -> bool:
+    """Whether this very stream was; one that is in several logs is refused for each of them."""
+    newest = {refusal.url: refusal.version for refusal in refusals}
+    return newest.get(reader.url) == reader.head.version
+
+
+class _Lookup(Generic[T]):
     """Answers for streams that are asked for in order, from pairs that come in order."""
 
-    def __init__(self, pairs: Iterator[tuple[str, Known]]) -> None:
+    def __init__(self, pairs: Iterator[tuple[str, T]]) -> None:
         self._pairs = pairs
         self._next = next(pairs, None)
 
-    def of(self, stream: str) -> Known | None:
+    def of(self, stream: str) -> T | None:
         while self._next is not None and self._next[0] < stream:
             self._next = next(self._pairs, None)
         return self._next[1] if self._next is not None and self._next[0] == stream else None
 
 
 def _ingest_stream(reader: StreamReader, before: Known | None, files: NewFiles) -> None:
-    head, seq, last = reader.head, 0 if before is None else before.seq, None
+    head, last = reader.head, None
+    # In one walk, beginning with the event that the last one has ended with: some readers can be read only once.
+    records = reader.records(0 if before is None else before.seq - 1)
     try:
-        if before is not None and not _has_only_grown(reader, before):
+        if before is not None and not _goes_on(next(records, None), before):
             code, reason = "stream.rewritten", f"Its first {before.seq} events are not those that were ingested"
             _refuse(reader, files, code, reason)
             return
-        for last in reader.records(seq):
+        for last in records:
             files.add(last)
     except LogDamaged as error:
         _refuse(reader, files, error.code, str(error), error.details.get("seq"))
     if last is not None:
         known = Known(last.seq, reader.url, head.version, sha256(last.body).hexdigest())
         files.head(head.stream, known)
-    elif before is not None:
+    elif before is not None and before.version != head.version:
         files.head(head.stream, msgspec.structs.replace(before, version=head.version))
+    elif before is not None:
+        files.counts["unchanged"] += 1
 
 
-def _has_only_grown(reader: StreamReader, before: Known) -> bool:
-    for record in islice(reader.records(before.seq - 1), 1):
-        return record.seq == before.seq and sha256(record.body).hexdigest() == before.last_line
-    return False
+def _goes_on(record: Record | None, before: Known) -> bool:
+    """Whether it is the event that was ingested last."""
+    return record is not None and record.seq == before.seq and sha256(record.body).hexdigest() == before.last_line
 
 
 def _refuse(reader: StreamReader, files: NewFiles, code: str, reason: str, seq: int | None = None) -> None:

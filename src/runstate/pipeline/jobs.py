@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
+from runstate.models.canonical import digest
 from runstate.models.registry import find_model
 from runstate.pipeline.failures import readable
 from runstate.pipeline.file_events import assembled, consumed_before, consumed_by, file_counts, keep_parts, new_parts
@@ -164,24 +165,32 @@ def replay(
     named = [urls] if isinstance(urls, str) else list(urls)
     name = model_of(named, model)
     version = find_model(name).version
+    Origins(named).close()  # What is not there is told before a table is made for it.
     table = Table.make(to, TableInfo("snapshots", name, version))
     with table.writing(), readable("replay"):
-        consumed = {"urls": named, "version": version, "position": _position(named)}
+        positions = _positions(named)
+        consumed = {"urls": named, "version": version, "position": positions[-1]}
         commits = table.commits()
-        since = "" if full or not commits else _goes_on(commits[-1].consumed, consumed)
+        since = "" if full or not commits else _goes_on(commits[-1].consumed, consumed, positions)
         options = {"to": str(to.absolute()), "since": since}
         frame = read_view(spark, named, "replay", model=name, shards=shards, **options)
         return write_table(table, frame, consumed, replaces=not since)
 
 
-def _position(urls: Sequence[str]) -> str:
-    """How far an event table has come. The streams of logs tell for themselves what is new in them."""
+def _positions(urls: Sequence[str]) -> list[str]:
+    """Where the logs have been, the newest last. The streams of logs tell for themselves what is new in them."""
     with Origins(urls) as origins:
         table = origins.table()
-        return "heads" if table is None else str(len(table.table.commits()))
+        if table is None:
+            # Streams of a table do not tell: beside logs, everything is folded anew.
+            return ["" if any(url.startswith("table:") for url in urls) else "heads"]
+        # By what they say, too: a table that was removed and made again has other commits of the same numbers.
+        told = (f"{commit.number}:{digest(msgspec.json.encode(commit))}" for commit in table.table.commits())
+        return ["0", *told]
 
 
-def _goes_on(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def _goes_on(before: Mapping[str, Any], now: Mapping[str, Any], positions: Sequence[str]) -> str:
     """From where a replay may go on; nowhere if it is of other logs, or by another version of the model."""
     same = all(before.get(part) == now[part] for part in ("urls", "version"))
-    return str(before["position"]) if same else ""
+    position = str(before.get("position", ""))
+    return position.partition(":")[0] if same and position in positions else ""

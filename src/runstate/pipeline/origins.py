@@ -7,12 +7,12 @@ origins can be gone through side by side like one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from heapq import merge
 from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol, Self
 
-from runstate.errors import LogDamaged, Unsupported
+from runstate.errors import InvalidStream, LogDamaged, Unsupported
 from runstate.logs.log import Capability, EventLog, Finding, Head, Record, StoredSnapshot
 from runstate.logs.registry import open_log
 from runstate.models.registry import find_model
@@ -167,8 +167,12 @@ class LogOrigin:
 
     def _some(self, shard: Shard) -> Iterator[Head]:
         for stream in sorted(shard.only or ()):
-            if (info := self._log.stream(stream)) is not None:
-                yield Head(stream, info.events, f"{info.first_persisted_at}.{info.last_seq}", info.last_seq)
+            info = None
+            with suppress(InvalidStream):  # Somebody asks for what no log can hold.
+                info = self._log.stream(stream)
+            if info is not None:
+                # No last seq: of a damaged stream, that of the intact part would keep readers from the damage.
+                yield Head(stream, info.events, f"{info.first_persisted_at}.{info.last_seq}")
 
     def close(self) -> None:
         self._log.close()

@@ -78,8 +78,16 @@ def fold_all(origins: Origins, shard: Shard, model: AnyModel) -> Iterator[Snapsh
     table = origins.table()
     if table is not None:
         return fold_table(table, table.files, shard, model)
-    folded = (fold_stream(reader, model) for reader in origins.streams(shard))
-    return (snapshot for snapshot in folded if snapshot is not None)
+    return _fold_logs(origins, shard, model)
+
+
+def _fold_logs(origins: Origins, shard: Shard, model: AnyModel) -> Iterator[Snapshot]:
+    """Of a stream that several logs have, the first that has events counts; the audit tells of the others."""
+    folded = ""
+    for reader in origins.streams(shard):
+        if reader.head.stream != folded and (snapshot := fold_stream(reader, model)) is not None:
+            folded = snapshot.stream
+            yield snapshot
 
 
 def fold_stream(reader: StreamReader, model: AnyModel, before: Snapshot | None = None) -> Snapshot | None:

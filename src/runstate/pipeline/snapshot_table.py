@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
-from runstate.errors import NotALog
+from runstate.errors import LogDamaged, NotALog
 from runstate.pipeline.events import plan_streams
 from runstate.pipeline.ingest import written, written_schema
 from runstate.pipeline.origins import Origins, StreamReader
@@ -22,6 +22,7 @@ from runstate.pipeline.replay import (
     AnyModel,
     Before,
     Snapshot,
+    failed,
     fold_all,
     fold_stream,
     fold_table,
@@ -113,22 +114,37 @@ def _grown(
 ) -> Iterator[Snapshot]:
     """The streams of logs that are not as they were, folded on from where they were."""
     changed = _not_as_kept(origins.streams(shard), kept)
+    folded = ""
     while group := list(islice(changed, _group)):
         known = before([reader.head.stream for reader in group])
         for reader in group:
-            earlier = known.get(reader.head.stream)
-            if earlier is not None and not _has_only_grown(reader, earlier):
-                earlier = None
-            if (snapshot := fold_stream(reader, model, earlier)) is not None:
+            if reader.head.stream == folded:
+                continue
+            snapshot = _gone_on(reader, model, known.get(reader.head.stream))
+            if snapshot is not None:
+                folded = snapshot.stream
                 yield msgspec.structs.replace(snapshot, head=reader.head.version)
 
 
+def _gone_on(reader: StreamReader, model: AnyModel, earlier: Snapshot | None) -> Snapshot | None:
+    try:
+        if earlier is not None and not _has_only_grown(reader, earlier):
+            earlier = None
+    except LogDamaged as damage:
+        return failed(reader.head.stream, model, damage)
+    return fold_stream(reader, model, earlier)
+
+
 def _not_as_kept(readers: Iterator[StreamReader], kept: Iterator[dict[str, object]]) -> Iterator[StreamReader]:
-    row = next(kept, None)
+    """The streams to look at. Of one that several logs have, the first that has events counts."""
+    row, as_kept = next(kept, None), ""
     for reader in readers:
-        while row is not None and str(row["stream"]) < reader.head.stream:
+        stream = reader.head.stream
+        while row is not None and str(row["stream"]) < stream:
             row = next(kept, None)
-        if row is None or row["stream"] != reader.head.stream or row["head"] != reader.head.version:
+        if row is not None and (row["stream"], row["head"]) == (stream, reader.head.version):
+            as_kept = stream
+        elif stream != as_kept:
             yield reader
 
 
