@@ -14,10 +14,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.pipeline.fleet_logs import filled
 
 import runstate
 from runstate.errors import LogDamaged, LogFailed
 from runstate.logs.log import StoredSnapshot
+from runstate.logs.registry import open_log
 from runstate.models.canonical import digest
 from runstate.models.engine import ENGINE, RunEventWrite
 from runstate.models.model import stable_uuid
@@ -673,3 +675,15 @@ def test_a_snapshot_that_was_kept_after_the_streams_were_listed_is_not_ahead(tmp
             rows = [row for batch in view.rows(Task(request, Shard())) for row in batch.to_pylist()]
     assert [row["code"] for row in rows] == [COVERED]
     assert json.loads(rows[0]["details"])["events"] == 11
+
+
+def test_what_belongs_to_no_stream_is_audited_too(spark: SparkSession, tmp_path: Path) -> None:
+    url = filled("sqlite", "engine", tmp_path, runs=4)
+    with open_log(url) as log:
+        log.put_blob(b"something")
+    with closing(sqlite3.connect(tmp_path / "sqlite-engine")) as file, file:
+        file.execute("DELETE FROM streams WHERE stream = 'engine-0-0002'")
+        file.execute("UPDATE blobs SET data = 'other'")
+    found = summary(audit(spark, url, model="engine"))
+    assert not found.ok
+    assert {"sqlite.orphan_events", "blob.digest_mismatch"} <= {each.code for each in found.codes}

@@ -106,4 +106,6 @@ def _comes(events: Path, work_item: bytes, process: subprocess.Popen[bytes]) -> 
                 return True
         time.sleep(0.1)
     words.print(f"the pipeline did not come to {work_item.decode()}")
+    process.kill()
+    process.wait()
     return False

@@ -62,12 +62,13 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Ingest, replay, audit and report, as one run. What is finished and up to date is not done again."""
-    from runstate.pipeline.stages import grouped, write_inputs
+    from runstate.pipeline.stages import alone_in, grouped, write_inputs
 
     _check_format(file_format)
-    groups = grouped(urls, model)
-    write_inputs(to, groups, {"format": file_format})
-    _go(to, list(groups), set(force or []), _settings(master, remote, conf), as_json)
+    settings, groups = _settings(master, remote, conf), grouped(urls, model)
+    with alone_in(to):
+        write_inputs(to, groups, {"format": file_format})
+        _go(to, list(groups), set(force or []), settings, as_json)
 
 
 @app.command("resume")
@@ -80,12 +81,12 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Go on with a pipeline that was interrupted, or bring a finished one up to date with its logs."""
-    from runstate.pipeline.stages import read_inputs, write_inputs
+    from runstate.pipeline.stages import alone_in, read_inputs, write_inputs
 
-    inputs = read_inputs(to)
-    settings = next(iter(inputs.values())).settings
-    write_inputs(to, {name: each.urls for name, each in inputs.items()}, settings)
-    _go(to, list(inputs), set(force or []), _settings(master, remote, conf), as_json)
+    inputs, settings = read_inputs(to), _settings(master, remote, conf)
+    with alone_in(to):
+        write_inputs(to, {name: each.urls for name, each in inputs.items()}, next(iter(inputs.values())).settings)
+        _go(to, list(inputs), set(force or []), settings, as_json)
 
 
 @app.command("ingest")
@@ -143,11 +144,13 @@ def replay(
 ) -> None:
     """Bring a table of snapshots up to date: only streams with new events are folded."""
     from runstate.pipeline import jobs
+    from runstate.pipeline.snapshot_table import snapshot_counts
 
     with _spark(master, remote, conf, "replay") as spark:
         done = jobs.replay(spark, urls, to, model=model, full=full)
-    _tell(done.counts, as_json)
-    if done.counts.get("failed"):
+    streams, failed = snapshot_counts(to)
+    _tell({"folded": done.counts.get("streams", 0), "streams": streams, "failed": failed}, as_json)
+    if failed:
         words.print("some streams could not be folded; the column `finding` of their rows says why")
         raise typer.Exit(1)
 

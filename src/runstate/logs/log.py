@@ -195,6 +195,10 @@ class EventLog(Protocol):
         """Everything in the log that no append of this log wrote, or that is no longer there."""
         ...
 
+    def verify_rest(self) -> Iterator[Finding]:
+        """What `verify` finds beyond single streams: in the file's own structure, in blobs, events of no stream."""
+        ...
+
     def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
         """Cut a damaged stream back to what is intact, having kept the damaged bytes. What was found, and done.
 

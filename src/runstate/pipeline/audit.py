@@ -110,6 +110,8 @@ def _audited(task: Task) -> Iterator[Row]:
     yield from (_row(None, finding) for finding in kept.passed_over(None))
     for source in sources:
         yield from (_row(source.url, finding) for finding in (*source.findings, *source.column_findings(model)))
+        if not task.shard.after:  # One task for all: it is no matter of a range of streams.
+            yield from (_row(source.url, finding) for finding in source.rest())
     counts = {"streams": streams, "events": events, "empty": empty}
     details = msgspec.json.encode({**counts, "after": task.shard.after, "until": task.shard.until})
     yield None, None, None, "info", COVERED, f"{streams} streams, {events} events", details.decode()

@@ -45,6 +45,19 @@ class Source:
         finally:
             self._origin.close()
 
+    def rest(self) -> Iterator[Finding]:
+        """What is wrong beyond single streams."""
+        try:
+            origin = open_origin(self.url)
+        except Exception:  # noqa: BLE001 - `readers` has met it too, and has told it
+            return
+        try:
+            yield from origin.verify_rest()
+        except Exception as error:  # noqa: BLE001 - what was found in the streams must be told all the same
+            yield Finding(code="audit.failed", message=f"The log's own check has failed: {error!r}")
+        finally:
+            origin.close()
+
     def fresh(self, stream: str) -> StreamReader | None:
         """The stream as it is now."""
         return None if self._origin is None else next(iter(self._origin.streams(Shard(only=(stream,)))), None)

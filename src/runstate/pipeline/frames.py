@@ -43,9 +43,7 @@ def _folded(batches: Iterable[pa.RecordBatch], model: str) -> Iterator[Snapshot]
         zip(*(batch.column(name).to_pylist() for name in _needed), strict=True) for batch in batches
     )
     for stream, events in groupby(rows, key=itemgetter(0)):
-        snapshot = fold_lines(stream, ((seq, _bytes(body)) for _, seq, body in events), find_model(model))
-        if snapshot is not None:
-            yield snapshot
+        yield fold_lines(stream, ((seq, _bytes(body)) for _, seq, body in events), find_model(model))
 
 
 def _bytes(body: str | bytes) -> bytes:

@@ -75,7 +75,7 @@ def write_table(table: Table, frame: DataFrame, consumed: Mapping[str, Any], *, 
         files += msgspec.json.decode(row["files"], type=list[FileEntry])
         counts.update(msgspec.json.decode(row["counts"], type=dict[str, int]))
     number = len(table.commits())
-    if files or replaces:
+    if files or replaces or not number:  # A table without a commit is one that no job has finished.
         number += 1
         files.sort(key=lambda entry: (entry.kind, entry.chunks[0].first))
         table.commit(

@@ -106,6 +106,10 @@ class Origin(Protocol):
 
     def streams(self, shard: Shard) -> Iterator[StreamReader]: ...
 
+    def verify_rest(self) -> Iterator[Finding]:
+        """Everything that is wrong beyond single streams."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -164,6 +168,9 @@ class LogOrigin:
     def streams(self, shard: Shard) -> Iterator[StreamReader]:
         for head in self._log.heads(after=shard.after, until=shard.until) if shard.only is None else self._some(shard):
             yield LogStream(self.url, self._log, head)
+
+    def verify_rest(self) -> Iterator[Finding]:
+        return self._log.verify_rest()
 
     def _some(self, shard: Shard) -> Iterator[Head]:
         for stream in sorted(shard.only or ()):

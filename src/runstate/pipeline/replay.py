@@ -107,8 +107,8 @@ def fold_stream(reader: StreamReader, model: AnyModel, before: Snapshot | None =
     return _made(stream, model, Folded(lines.seq, model.status(state), body), reader.head.version, lines)
 
 
-def fold_lines(stream: str, numbered: Iterable[tuple[int, bytes]], model: AnyModel) -> Snapshot | None:
-    """A stream's snapshot from its lines, each with its seq; None where there is no event."""
+def fold_lines(stream: str, numbered: Iterable[tuple[int, bytes]], model: AnyModel) -> Snapshot:
+    """A stream's snapshot from its lines, each with its seq."""
     lines = NumberedLines(numbered)
     try:
         state = model.fold(model.initial(stream), lines)

@@ -66,6 +66,14 @@ def latest(
         yield newest
 
 
+def snapshot_counts(directory: Path) -> tuple[int, int]:
+    """How many streams a table has snapshots of, and of how many it could not make one."""
+    table = open_snapshot_table(directory)
+    rows = latest(table, table.files("snapshots"), Shard(), ("stream", "seq", "finding"))
+    findings = [row["finding"] for row in rows]
+    return len(findings), sum(finding is not None for finding in findings)
+
+
 def lookup(table: Table, files: Sequence[FileEntry], model: AnyModel) -> Before:
     """Earlier snapshots that a fold by this model can go on from."""
 

@@ -17,20 +17,22 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from runstate.errors import LogFailed, LogNotFound
-from runstate.logs.disk import RealDisk, replace_durably
+from runstate.errors import LogBusy, LogFailed, LogNotFound
+from runstate.logs.disk import LockBusy, RealDisk, replace_durably
 from runstate.models.canonical import digest
 from runstate.pipeline.origins import model_of, open_origin
 from runstate.pipeline.page import render
 from runstate.pipeline.page_report import FindingRow, Quarantine, Report
 from runstate.pipeline.plain_files import find_files
 from runstate.pipeline.progress import told_to, tracked
+from runstate.pipeline.views import InvalidOption
 from runstate.runtimes.orchestrator import Graph, Job
 
 place = "runstate.pipeline.stages:graph"
@@ -96,9 +98,16 @@ def write_inputs(directory: Path, groups: dict[str, list[str]], settings: dict[s
 
     Raises:
         LogNotFound, NotALog, Unsupported: a log cannot be read.
+        InvalidOption: the directory was made from more than these.
         LogFailed: the directory cannot be written.
     """
     versions = {url: _version(url) for urls in groups.values() for url in urls}
+    for model, before in _inputs_in(directory).items():
+        if dropped := set(before.urls) - set(groups.get(model, ())):
+            raise InvalidOption(
+                f"{directory} was made from {min(dropped)} too, and its tables hold that; name all of its logs, "
+                "or choose another directory"
+            )
     try:
         (directory / "inputs").mkdir(parents=True, exist_ok=True)
         for model, urls in groups.items():
@@ -117,12 +126,36 @@ def read_inputs(directory: Path) -> dict[str, Inputs]:
     Raises:
         LogNotFound: there is no pipeline in that directory.
     """
-    found = {}
-    for path in sorted((directory / "inputs").glob("*.json")):
-        found[path.stem] = msgspec.json.decode(path.read_bytes(), type=Inputs)
+    found = _inputs_in(directory)
     if not found:
         raise LogNotFound(f"There is no pipeline in {directory}; begin one: runstate pipeline run URL --to {directory}")
     return found
+
+
+def _inputs_in(directory: Path) -> dict[str, Inputs]:
+    paths = sorted((directory / "inputs").glob("*.json"))
+    return {path.stem: msgspec.json.decode(path.read_bytes(), type=Inputs) for path in paths}
+
+
+@contextmanager
+def alone_in(directory: Path) -> Iterator[None]:
+    """Be the only one who runs the pipeline of a directory.
+
+    Raises:
+        LogBusy: somebody else does.
+        LogFailed: the directory cannot be written.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = RealDisk().lock(directory / ".lock")
+    except LockBusy as error:
+        raise LogBusy(f"Another pipeline is at work in {directory}; try again when it is done") from error
+    except OSError as error:
+        raise LogFailed(f"{directory} cannot be written: {error.strerror}; choose another target") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _version(url: str) -> str:
@@ -253,6 +286,7 @@ def _inputs(job: Job) -> Inputs:
 
 
 def _ingest(job: Job) -> None:
+    from runstate.pipeline.event_table import open_event_table
     from runstate.pipeline.jobs import ingest
     from runstate.pipeline.quarantine import reasons
 
@@ -265,8 +299,6 @@ def _ingest(job: Job) -> None:
         for urls in filter(None, (logs, plain)):
             done = ingest(spark, urls, to, model=inputs.model, file_format=file_format)
     totals = {"events": 0, "quarantined": 0}
-    from runstate.pipeline.event_table import open_event_table
-
     for commit in open_event_table(to).commits():
         for name in totals:
             totals[name] += commit.counts.get(name, 0)
@@ -275,14 +307,14 @@ def _ingest(job: Job) -> None:
 
 def _replay(job: Job) -> None:
     from runstate.pipeline.jobs import replay
+    from runstate.pipeline.snapshot_table import snapshot_counts
 
     inputs = _inputs(job)
     spark, root = _spark(inputs.directory), Path(inputs.directory)
     events, to = root / "events" / inputs.model, root / "snapshots" / inputs.model
     with tracked(spark, f"replay {inputs.model}", told_to(inputs.directory)):
         done = replay(spark, f"table:{events}", to, model=inputs.model)
-    counts = done.counts
-    job.write_json("replay/{scope}.json", ReplayResult(done.commit, counts.get("streams", 0), counts.get("failed", 0)))
+    job.write_json("replay/{scope}.json", ReplayResult(done.commit, *snapshot_counts(to)))
 
 
 def _audit(job: Job) -> None:
@@ -297,7 +329,7 @@ def _audit(job: Job) -> None:
     # Named by what it is about: an audit of something else never looks like this one.
     to = root / "findings" / inputs.model / digest(job.read("inputs/{scope}.json"))[:16]
     shutil.rmtree(to.parent, ignore_errors=True)
-    to.parent.mkdir(parents=True)
+    to.parent.mkdir(parents=True, exist_ok=True)
     with tracked(spark, f"audit {inputs.model}", told_to(inputs.directory)):
         found = audits.audit(spark, proven, model=inputs.model, snapshots=root / "snapshots" / inputs.model)
         summary = audits.summary(audits.write(found, to))

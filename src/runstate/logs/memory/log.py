@@ -150,6 +150,9 @@ class MemoryLog:
         with self._open():
             return iter(())
 
+    def verify_rest(self) -> Iterator[Finding]:
+        return self.verify()
+
     def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
         raise refuse(Capability.REPAIR, "memory")
 

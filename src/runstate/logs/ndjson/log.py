@@ -219,8 +219,11 @@ class NdjsonLog:
                         seq=1,
                     )
         if stream is None:
-            with translated():
-                yield from self._blobs.verify()
+            yield from self.verify_rest()
+
+    def verify_rest(self) -> Iterator[Finding]:
+        with translated():
+            yield from self._blobs.verify()
 
     def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
         check_stream(stream)

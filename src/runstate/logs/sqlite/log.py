@@ -44,7 +44,7 @@ from runstate.logs.log import (
 )
 from runstate.logs.sqlite.appends import Append
 from runstate.logs.sqlite.schema import prepare
-from runstate.logs.sqlite.verify import verify_file
+from runstate.logs.sqlite.verify import verify_file, verify_rest
 from runstate.logs.sqlite.writer import Writer, primary_code, translate
 from runstate.models.canonical import digest
 from runstate.models.model import Draft, check_stream
@@ -236,6 +236,10 @@ class SqliteLog:
             check_stream(stream)
         with self._reader() as reader:
             yield from verify_file(reader, stream)
+
+    def verify_rest(self) -> Iterator[Finding]:
+        with self._reader() as reader:
+            yield from verify_rest(reader)
 
     def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
         raise refuse(Capability.REPAIR, "SQLite")

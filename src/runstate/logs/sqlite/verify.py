@@ -22,10 +22,21 @@ _snapshots = "SELECT s.stream, n.seq, n.digest, n.body FROM snapshots n JOIN str
 
 def verify_file(reader: sqlite3.Connection, stream: str | None) -> Iterator[Finding]:
     """Findings for one stream, or for the whole file, as far as SQLite can still read it."""
+    if stream is None:
+        yield from verify_rest(reader)
+    yield from _as_far_as_it_goes(reader, _streams(reader, stream))
+
+
+def verify_rest(reader: sqlite3.Connection) -> Iterator[Finding]:
+    """Findings that are about no stream."""
+    return _as_far_as_it_goes(reader, _rest(reader))
+
+
+def _as_far_as_it_goes(reader: sqlite3.Connection, findings: Iterator[Finding]) -> Iterator[Finding]:
     try:
         # One moment for all: a head that was read before an append must not be held against rows read after it.
         reader.execute("BEGIN")
-        yield from _findings(reader, stream)
+        yield from findings
     except sqlite3.DatabaseError as error:
         yield Finding(
             code="sqlite.structure",
@@ -36,15 +47,20 @@ def verify_file(reader: sqlite3.Connection, stream: str | None) -> Iterator[Find
             reader.execute("ROLLBACK")
 
 
-def _findings(reader: sqlite3.Connection, stream: str | None) -> Iterator[Finding]:
+def _rest(reader: sqlite3.Connection) -> Iterator[Finding]:
+    yield from _structure(reader)
+    for stream_id, count in reader.execute(_orphans).fetchall():
+        yield Finding(
+            code="sqlite.orphan_events",
+            message=f"{count} events belong to stream number {stream_id}, which is not there",
+        )
+    for name, data in reader.execute("SELECT digest, data FROM blobs"):
+        if not isinstance(data, bytes) or digest(data) != name:
+            yield Finding(code="blob.digest_mismatch", message=f"The blob sha256:{name} was changed")
+
+
+def _streams(reader: sqlite3.Connection, stream: str | None) -> Iterator[Finding]:
     only, values = ("", ()) if stream is None else (" WHERE stream = ?", (stream,))
-    if stream is None:
-        yield from _structure(reader)
-        for stream_id, count in reader.execute(_orphans).fetchall():
-            yield Finding(
-                code="sqlite.orphan_events",
-                message=f"{count} events belong to stream number {stream_id}, which is not there",
-            )
     for head in reader.execute(_heads + only, values).fetchall():
         yield from _stream(reader, *head)
     for name, seq, expected, body in reader.execute(_snapshots + only, values):
@@ -55,10 +71,6 @@ def _findings(reader: sqlite3.Connection, stream: str | None) -> Iterator[Findin
                 stream=name,
                 seq=seq,
             )
-    if stream is None:
-        for name, data in reader.execute("SELECT digest, data FROM blobs"):
-            if digest(data) != name:
-                yield Finding(code="blob.digest_mismatch", message=f"The blob sha256:{name} was changed")
 
 
 def _structure(reader: sqlite3.Connection) -> Iterator[Finding]:
