@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import strategies as st
+from tests.postgres_server import url_at
 
 import runstate
 from runstate.contracts import EngineStore
@@ -128,6 +129,8 @@ def golden() -> Path:
 
 
 def url_of(scheme: str, directory: Path) -> str:
+    if scheme == "postgresql":
+        return url_at(directory)
     return "memory:" if scheme == "memory" else f"{scheme}:{directory / 'log'}"
 
 

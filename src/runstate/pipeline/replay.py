@@ -41,7 +41,7 @@ snapshot_schema = pa.schema(
     ]
 )
 """`head` is the version of the stream that was folded, and `last_line` the SHA-256 of its last line: they tell whether
-a stream has changed since, and whether it has only grown. Both are null for streams of a table, which only grows."""
+a stream has changed since, and whether it has only grown. A table only grows: its streams need neither."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, gc=False, array_like=True):
