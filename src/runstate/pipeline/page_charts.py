@@ -50,8 +50,8 @@ def bars(title: str, note: str, rows: Sequence[Bar], legend: Sequence[tuple[str,
 
 def ranges(title: str, note: str, rows: Sequence[tuple[str, Sequence[float | None]]]) -> Html:
     """p50, p95 and p99 of durations in milliseconds, side by side on one logarithmic scale."""
-    known = [(name, [p for p in points if p is not None and math.isfinite(p)]) for name, points in rows]
-    everything = [max(point, _ticks_ms[0]) for _, points in known for point in points]
+    rows = [(name, [p if p is not None and math.isfinite(p) else None for p in points]) for name, points in rows]
+    everything = [max(point, _ticks_ms[0]) for _, points in rows for point in points if point is not None]
     if not everything:
         return Html("")
     low = max(tick for tick in _ticks_ms if tick <= min(everything))

@@ -25,8 +25,8 @@ INDEX = "index.json"
 _full = {errno.ENOSPC, errno.EDQUOT}
 _escape = "%"
 event_bytes_guessed = 500
-weight_guessed = 50
-"""Events in a run whose file nobody has looked at."""
+_events_guessed = 50
+"""In a run whose file nobody has looked at."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,10 @@ def stamped(disk: Disk, files: RunFiles) -> Head:
     except (FileNotFoundError, NotADirectoryError):
         return Head(files.stream, 0, "gone")
     return Head(files.stream, size // event_bytes_guessed + 1, version)
+
+
+def guessed(stream: str) -> Head:
+    return Head(stream, _events_guessed, "")
 
 
 def _is_stream(stream: str) -> bool:

@@ -33,13 +33,13 @@ from runstate.logs.log import (
 from runstate.logs.ndjson.blobs import Blobs
 from runstate.logs.ndjson.files import (
     RunFiles,
+    guessed,
     remove_tree,
     run_files,
     stamped,
     streams_among,
     translate,
     translated,
-    weight_guessed,
 )
 from runstate.logs.ndjson.index import find_snapshot, read_index
 from runstate.logs.ndjson.reading import Mark, View, extent
@@ -58,9 +58,7 @@ _seq_max = 2**63 - 1
 
 def open_url(url: str, *, create: bool = True) -> NdjsonLog:
     """`ndjson:DIR`."""
-    path = url.removeprefix("ndjson:")
-    if path.startswith("//"):
-        path = path.removeprefix("//")
+    path = url.removeprefix("ndjson:").removeprefix("//")
     if not path or "\0" in path:
         raise InvalidUrl(f"{url[:80]!r} names no directory: write ndjson:DIR")
     return NdjsonLog(Path(path), create=create)
@@ -157,7 +155,7 @@ class NdjsonLog:
         self._check_open()
         with translated():
             for stream in self._names(after, until):
-                yield stamped(self._disk, self._files(stream)) if versions else Head(stream, weight_guessed, "")
+                yield stamped(self._disk, self._files(stream)) if versions else guessed(stream)
 
     # --- snapshots -----------------------------------------------------------------------------------------
 
@@ -209,15 +207,7 @@ class NdjsonLog:
             # The index first: of two looks at a run that is being written, the later one may show more.
             index = read_index(self._disk, files := self._files(name))
             with self._view(name) as view:
-                if view is not None:
-                    yield from verify_run(self._disk, files, index, view)
-                elif index.end is not None:
-                    yield Finding(
-                        code="log.events_missing",
-                        message=f"There were {index.end.seq} events, and the file is gone",
-                        stream=name,
-                        seq=1,
-                    )
+                yield from verify_run(self._disk, files, index, view)
         if stream is None:
             yield from self.verify_rest()
 

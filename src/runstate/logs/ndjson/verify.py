@@ -15,8 +15,13 @@ from runstate.logs.ndjson.recovery import TORN_TAIL
 from runstate.models.canonical import digest
 
 
-def verify_run(disk: Disk, files: RunFiles, index: Index, view: View) -> Iterator[Finding]:
-    """Findings for one run, whose index was read before the view was opened."""
+def verify_run(disk: Disk, files: RunFiles, index: Index, view: View | None) -> Iterator[Finding]:
+    """Findings for one run, whose index was read before the view was opened. No view: the file is not there."""
+    if view is None:
+        if index.end is not None:
+            message = f"There were {index.end.seq} events, and the file is gone"
+            yield Finding(code="log.events_missing", message=message, stream=files.stream, seq=1)
+        return
     keys: set[str] = set()
     previous: bytes | None = None
     try:

@@ -1,0 +1,170 @@
+"""Connections to the server: a pool of them, what each is set to, and the driver's errors in our words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import errors as driver
+from psycopg.pq import TransactionStatus
+from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
+
+from runstate.errors import (
+    EventTooLarge,
+    InvalidEvent,
+    LogBusy,
+    LogClosed,
+    LogDamaged,
+    LogFailed,
+    LogFull,
+    RunstateError,
+)
+
+T = TypeVar("T")
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+# remote_apply is stronger than on, and stays where an operator has asked for it.
+_settings = """
+SELECT set_config('search_path', %s, false), set_config('lock_timeout', %s, false),
+       set_config('synchronous_commit', CASE current_setting('synchronous_commit')
+                                        WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false)
+"""
+_busy = (
+    driver.LockNotAvailable,
+    driver.DeadlockDetected,
+    driver.SerializationFailure,
+    driver.TooManyConnections,
+    driver.CannotConnectNow,
+    driver.AdminShutdown,
+    driver.CrashShutdown,
+    PoolTimeout,
+)
+_damaged = (driver.DataCorrupted, driver.IndexCorrupted)
+_missing = (driver.UndefinedTable, driver.UndefinedColumn, driver.UndefinedFunction, driver.InvalidSchemaName)
+
+
+class ConnectionLost(Exception):
+    """The connection went away while it was used. What it was doing may or may not have been done."""
+
+
+class Connections:
+    """As many connections as threads at work, up to `pool_max`; beyond that, threads wait for their turn."""
+
+    def __init__(self, conninfo: str, schema: str, *, pool_max: int, busy_timeout_s: float) -> None:
+        self._conninfo, self._schema, self._busy_timeout_s = conninfo, schema, busy_timeout_s
+        self._arguments: dict[str, Any] = {
+            "autocommit": True,
+            "client_encoding": "UTF8",
+            "fallback_application_name": "runstate",
+        }
+        self._pool: ConnectionPool[Connection] = ConnectionPool(
+            conninfo,
+            kwargs=self._arguments,
+            configure=self._configure,
+            min_size=0,
+            max_size=pool_max,
+            timeout=busy_timeout_s,
+            open=False,
+            name="runstate-postgres",
+        )
+
+    def first(self, work: Callable[[Connection], T]) -> T:
+        """Do something on a connection of its own, and open the pool once that has worked.
+
+        Raises:
+            LogFailed: the server cannot be reached, or does not let us in. The pool would try for minutes instead.
+        """
+        try:
+            connection: Connection = psycopg.connect(self._conninfo, **self._arguments)
+        except psycopg.Error as error:
+            if isinstance(error, _busy):
+                raise translate(error) from error
+            raise LogFailed(f"The server cannot be reached, or refuses the connection: {error}") from error
+        try:
+            with connection:
+                self._configure(connection)
+                answer = work(connection)
+        except psycopg.Error as error:
+            raise translate(error) from error
+        self._pool.open()
+        return answer
+
+    @contextmanager
+    def one(self) -> Iterator[Connection]:
+        """A connection, with no transaction open, for as long as the block takes.
+
+        Raises:
+            ConnectionLost: it went away meanwhile.
+            RunstateError: whatever else the server answered; its transaction was rolled back.
+        """
+        with _translated():
+            connection = self._pool.getconn()
+        try:
+            yield connection
+        except psycopg.Error as error:
+            if connection.closed or isinstance(error, driver.AdminShutdown | driver.CrashShutdown):
+                raise ConnectionLost(str(error)) from error
+            raise translate(error) from error
+        finally:
+            if connection.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
+                with suppress(psycopg.Error):  # Then it is broken, and the pool replaces it.
+                    connection.rollback()
+            self._pool.putconn(connection)
+
+    def run(self, work: Callable[[Connection], T]) -> T:
+        """Do something that may be done twice: after a restart of the server, it is.
+
+        Raises:
+            LogFailed: the connection went away each time.
+        """
+        for _ in range(2):
+            try:
+                with self.one() as connection:
+                    return work(connection)
+            except ConnectionLost:
+                self.drop_broken()
+        try:
+            with self.one() as connection:
+                return work(connection)
+        except ConnectionLost as lost:
+            raise LogFailed(f"The connection to the server was lost: {lost}") from lost
+
+    def drop_broken(self) -> None:
+        """A restart of the server breaks all connections at once: do not meet them one by one."""
+        with _translated():
+            self._pool.check()
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _configure(self, connection: Connection) -> None:
+        connection.execute(_settings, (self._schema, f"{int(self._busy_timeout_s * 1000)}ms"))
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except psycopg.Error as error:
+        raise translate(error) from error
+
+
+def translate(error: psycopg.Error) -> RunstateError:
+    """Postgres' errors in our words. Only reads, and writes that were rolled back, come here."""
+    if isinstance(error, PoolClosed):
+        return LogClosed()
+    if isinstance(error, _busy):
+        return LogBusy(f"The server or another writer is busy ({error}); try again")
+    if isinstance(error, driver.DiskFull):
+        return LogFull()
+    if isinstance(error, _damaged):
+        return LogDamaged(f"Postgres found damage ({error}); keep a copy of its files, then run 'runstate verify'")
+    if isinstance(error, _missing):
+        return LogDamaged(f"A part of the log's schema is missing: {error}")
+    if isinstance(error, driver.ProgramLimitExceeded):
+        return EventTooLarge(f"Postgres cannot index it, a key may have about 2,600 bytes: {error}")
+    if isinstance(error, psycopg.DataError):
+        return InvalidEvent(f"Postgres keeps no such text: {error}")
+    return LogFailed(f"Postgres refused: {error}")

@@ -1,0 +1,150 @@
+"""The tables of a Postgres log, and how an older schema becomes a newer one.
+
+Migrations run in one transaction under an advisory lock, so many processes may open a new log at once.
+"""
+
+from __future__ import annotations
+
+from typing import LiteralString
+
+from psycopg import sql
+
+from runstate.errors import LogFailed, LogNotFound, LogTooNew, NotALog
+from runstate.logs.log import now
+from runstate.logs.postgres.connections import Connection
+
+server_version_min = 130_000
+"""Transaction ids of 64 bits, which never wrap around, came with Postgres 13."""
+_migration_lock = 0x52554E53
+"""`RUNS`, as an advisory lock of the whole database."""
+
+_version_1: LiteralString = """
+CREATE TABLE streams (
+    id                 bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    stream             text COLLATE "C" NOT NULL UNIQUE,
+    tenant             text NOT NULL,
+    last_seq           bigint NOT NULL,
+    events             bigint NOT NULL,
+    first_persisted_at text NOT NULL,
+    last_persisted_at  text NOT NULL,
+    transaction        xid8 NOT NULL DEFAULT pg_current_xact_id()
+) WITH (fillfactor = 80);
+-- Room on each page for the next version of a head: it moves with every append, and no index of it changes.
+
+CREATE TABLE events (
+    position     bigint GENERATED ALWAYS AS IDENTITY,
+    transaction  xid8 NOT NULL DEFAULT pg_current_xact_id(),
+    stream_id    bigint NOT NULL,
+    seq          bigint NOT NULL,
+    event_id     text NOT NULL,
+    type         text NOT NULL,
+    key          text COLLATE "C" NOT NULL,
+    tenant       text NOT NULL,
+    emitted_at   text NOT NULL,
+    persisted_at text NOT NULL,
+    crc          bigint NOT NULL,
+    body         bytea NOT NULL,
+    PRIMARY KEY (stream_id, seq),
+    UNIQUE (stream_id, key)
+);
+
+-- The feed. A position alone is taken before its commit, and would let events appear behind a reader.
+CREATE UNIQUE INDEX events_feed ON events (transaction, position);
+
+CREATE TABLE snapshots (
+    stream_id bigint NOT NULL,
+    model     text NOT NULL,
+    version   bigint NOT NULL,
+    seq       bigint NOT NULL,
+    digest    text NOT NULL,
+    body      bytea NOT NULL,
+    PRIMARY KEY (stream_id, model)
+);
+
+CREATE TABLE blobs (
+    digest text COLLATE "C" PRIMARY KEY,
+    data   bytea NOT NULL
+);
+
+-- FROM CURRENT: whoever deletes from psql has another search path, and the function must still find its tables.
+CREATE FUNCTION refuse_change() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    RAISE EXCEPTION 'events are append-only: correct a fact by a later fact' USING ERRCODE = 'restrict_violation';
+END $$;
+
+-- Retention removes whole streams: the row in streams goes first, and only then may its events go.
+CREATE FUNCTION refuse_single_deletion() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    IF EXISTS (SELECT 1 FROM streams WHERE id = OLD.stream_id) THEN
+        RAISE EXCEPTION 'events are append-only: delete the whole stream' USING ERRCODE = 'restrict_violation';
+    END IF;
+    RETURN OLD;
+END $$;
+
+CREATE TRIGGER events_are_never_updated BEFORE UPDATE ON events
+FOR EACH STATEMENT EXECUTE FUNCTION refuse_change();
+CREATE TRIGGER events_are_never_truncated BEFORE TRUNCATE ON events
+FOR EACH STATEMENT EXECUTE FUNCTION refuse_change();
+CREATE TRIGGER events_are_never_deleted_singly BEFORE DELETE ON events
+FOR EACH ROW EXECUTE FUNCTION refuse_single_deletion();
+"""
+
+migrations: list[LiteralString] = [_version_1]
+"""The n-th turns version n into version n + 1. Published ones are never edited."""
+
+_tables = "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s"
+_exists = "SELECT 1 FROM pg_namespace WHERE nspname = %s"
+_newest = "SELECT coalesce(max(version), 0) FROM runstate_version"
+
+
+def prepare(connection: Connection, schema: str, *, create: bool) -> None:
+    """Bring the schema to the newest version; make it, and its tables, if it is not there.
+
+    Raises:
+        LogNotFound: there is no log, and `create` is false.
+        NotALog: the schema holds tables of somebody else.
+        LogTooNew: a newer Runstate wrote it.
+        LogFailed: the server is too old, or does not keep text in UTF-8.
+    """
+    _check_server(connection)
+    if _version(connection, schema) == len(migrations):
+        return
+    if not create and _version(connection, schema) == 0:
+        raise LogNotFound(f"There is no log in the schema {schema}", schema=schema)
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (_migration_lock,))
+        # Another process may have been faster while this one waited for the lock.
+        version = _version(connection, schema)
+        if connection.execute(_exists, (schema,)).fetchone() is None:
+            connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+        if version == 0:
+            connection.execute("CREATE TABLE runstate_version (version bigint PRIMARY KEY, applied_at text NOT NULL)")
+        for number in range(version, len(migrations)):
+            connection.execute(migrations[number])
+            connection.execute("INSERT INTO runstate_version VALUES (%s, %s)", (number + 1, now()))
+
+
+def _check_server(connection: Connection) -> None:
+    if connection.info.server_version < server_version_min:
+        raise LogFailed(f"The server is Postgres {connection.info.server_version // 10_000}; a log needs 13 or newer")
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        raise LogFailed(f"The database keeps text as {encoding}; a log needs one that was made with ENCODING 'UTF8'")
+
+
+def _version(connection: Connection, schema: str) -> int:
+    """The schema's version: 0 for a new one."""
+    relations = {name for (name,) in connection.execute(_tables, (schema,))}
+    if "runstate_version" not in relations:
+        if relations:
+            raise NotALog(f"The schema {schema} holds tables of another application; it was left untouched")
+        return 0
+    row = connection.execute(_newest).fetchone()
+    version = int(row[0]) if row else 0
+    if version > len(migrations):
+        raise LogTooNew(
+            f"The schema has format version {version}, this Runstate knows up to {len(migrations)}; "
+            "upgrade Runstate to open it. It was left untouched",
+            version=version,
+        )
+    return version
