@@ -26,7 +26,7 @@ def local_spans(url: str, name: str) -> list[Span]:
         for head in store.log.heads():
             records = store.log.read(head.stream, limit=10_000)
             told = [(record.persisted_at, model.activities(model.decode(record.body))) for record in records]
-            found += spans(head.stream, records[-1].tenant, told)
+            found += spans(head.stream, records[0].tenant, told)
     return found
 
 

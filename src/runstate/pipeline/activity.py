@@ -35,13 +35,13 @@ def _spans(reader: StreamReader, model: Model[Any, Any, Any]) -> Iterator[Span]:
         nonlocal tenant
         try:
             for record in reader.records():
-                tenant = record.tenant
+                tenant = tenant or record.tenant
                 yield record.persisted_at, _activities(model, record.body)
         except LogDamaged:
             # The audit tells of damage. What was intact before it has happened all the same.
             return
 
-    # The tenant is known once the first event was read, which is before the first span is made.
+    # The tenant is known once an event was read that has one; contract v1 knows none.
     for span in spans(reader.head.stream, "", activities()):
         span.tenant = tenant
         yield span

@@ -65,7 +65,9 @@ def _plan(request: Request, count: int) -> list[Shard]:
         info = open_snapshot_table(Path(directory)).info
         if info.model != request.model:
             raise InvalidOption(f"{directory} holds snapshots of the model {info.model!r}, not of {request.model!r}")
-    return cut(merge(*(_weights(url) for url in dict.fromkeys(request.urls))), count) or [Shard()]
+    return cut(merge(*(_weights(url) for url in dict.fromkeys(request.urls))), count, request.shard_weight_min) or [
+        Shard()
+    ]
 
 
 def _weights(url: str) -> Iterator[tuple[str, int]]:

@@ -35,7 +35,7 @@ def plan_streams(request: Request, count: int) -> list[Shard]:
     """Shards over all streams, or one shard of the few that the filters leave."""
     with Origins(request.urls) as origins:
         only = request.filters.streams()
-        return origins.shards(count) if only is None else [Shard(only=only)]
+        return origins.shards(count, request.shard_weight_min) if only is None else [Shard(only=only)]
 
 
 def _rows(task: Task) -> Iterator[pa.RecordBatch]:

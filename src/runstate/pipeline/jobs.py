@@ -44,8 +44,11 @@ def read_view(
     """
     named = [urls] if isinstance(urls, str) else list(urls)
     register(spark)
-    count = shards or _tasks_per_core * _cores(spark)
-    wanted = {"url": msgspec.json.encode(named).decode(), "view": view, "shards": str(count), **options}
+    wanted = {"url": msgspec.json.encode(named).decode(), "view": view, **options}
+    if shards is not None:
+        wanted["shards"] = str(shards)
+    else:
+        wanted["shards_max"] = str(_tasks_per_core * _cores(spark))
     if model is not None:
         wanted["model"] = model
     with readable(view):

@@ -225,9 +225,9 @@ class Origins:
                 self._origins.append(origin)
             self._stack = self._stack.pop_all()
 
-    def shards(self, count: int) -> list[Shard]:
+    def shards(self, count: int, weight_min: int = 1) -> list[Shard]:
         """How to divide everything that is there into about so many tasks."""
-        return cut(merge(*(origin.weights() for origin in self._origins)), count)
+        return cut(merge(*(origin.weights() for origin in self._origins)), count, weight_min)
 
     def streams(self, shard: Shard) -> Iterator[StreamReader]:
         """By id; a stream that is in several origins comes once for each, in the order of the URLs."""

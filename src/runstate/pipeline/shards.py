@@ -15,7 +15,7 @@ _finer = 16
 
 
 events_min = 20_000
-"""A task of fewer events costs more to start than to do."""
+"""A task of fewer events costs more to start than to do; how many there are is then better left to us."""
 
 
 class Shard(msgspec.Struct, frozen=True):
@@ -27,8 +27,11 @@ class Shard(msgspec.Struct, frozen=True):
     """No others than these, sorted, where a reader has asked for a few."""
 
 
-def cut(weights: Iterable[tuple[str, int]], count: int) -> list[Shard]:
-    """At most `count` shards of about equal weight over streams that come in order, in one pass and little memory."""
+def cut(weights: Iterable[tuple[str, int]], count: int, weight_min: int = 1) -> list[Shard]:
+    """At most `count` shards of about equal weight over streams that come in order, in one pass and little memory.
+
+    There are fewer where they would otherwise weigh less than `weight_min`.
+    """
     bounds: list[tuple[int, str]] = []
     total, step, last = 0, 1, ""
     for last, weight in weights:
@@ -40,7 +43,7 @@ def cut(weights: Iterable[tuple[str, int]], count: int) -> list[Shard]:
             bounds, step = bounds[1::2], total // (_finer * count)
     if not bounds:
         return []
-    count = min(count, total // events_min + 1)
+    count = min(count, total // weight_min + 1)
     chosen = {bounds[min(bisect_left(bounds, (total * n / count, "")), len(bounds) - 1)][1] for n in range(1, count)}
     ends = sorted(chosen - {last})
     return [Shard(after, until) for after, until in zip(["", *ends], [*ends, None], strict=True)]

@@ -170,8 +170,7 @@ def _plan(request: Request, count: int) -> list[Shard]:
         if not since or table is None:
             return plan_streams(request, count)
         chunks = [chunk for entry in table.table.files("events", after=int(since)) for chunk in entry.chunks]
-        # Few new events are not worth many tasks: each costs more to start than a chunk to fold.
-        return cut(sorted((chunk.last, chunk.rows) for chunk in chunks), min(count, max(1, len(chunks))))
+        return cut(sorted((chunk.last, chunk.rows) for chunk in chunks), count, request.shard_weight_min)
 
 
 view = View(lambda request: written_schema, _rows, _plan, frozenset({"to", "since"}))

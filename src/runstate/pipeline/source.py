@@ -1,8 +1,8 @@
 """The data source `runstate`: `spark.read.format("runstate").option("url", …)`, over any log, and over event tables.
 
 Options: `url` (a URL, or a JSON list of them), `view` (`events` by default), `model` (by default the one that goes with
-the log), `shards` (about how many tasks), and those of the view. A narrower `.schema(...)` reads only those columns;
-filters on the envelope are handed down to the readers.
+the log), `shards` (about how many tasks; else as many as are worth it), and those of the view. A narrower
+`.schema(...)` gives only those columns; filters on the envelope are handed down to the readers.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from pyspark.sql.types import StructType
 from runstate.pipeline import filters
 from runstate.pipeline.failures import told_to_driver
 from runstate.pipeline.origins import model_of
-from runstate.pipeline.shards import Shard
+from runstate.pipeline.shards import Shard, events_min
 from runstate.pipeline.views import InvalidOption, Request, Task, schema_of, view_named
 
 shards_default = 16
-_general = frozenset({"url", "view", "model", "shards", "path"})
+_general = frozenset({"url", "view", "model", "shards", "shards_max", "path"})
 _operators: dict[type[Filter], str] = {
     EqualTo: "=",
     GreaterThan: ">",
@@ -100,7 +100,7 @@ class RunstateSource(DataSource):
         urls = urls_of(self._url())
         model = model_of(urls, self._options.get("model"))
         own = {name: value for name, value in self._options.items() if name in view.options}
-        return Request(urls, name, model, (), own)
+        return Request(urls, name, model, (), own, shard_weight_min=1 if "shards" in self._options else events_min)
 
     def _url(self) -> str:
         url = self._options.get("url") or self._options.get("path")
@@ -109,7 +109,7 @@ class RunstateSource(DataSource):
         return url
 
     def _count(self) -> int:
-        count = self._options.get("shards", str(shards_default))
+        count = self._options.get("shards") or self._options.get("shards_max", str(shards_default))
         if not count.isdecimal() or not 1 <= int(count) <= 100_000:
             raise InvalidOption(f"shards is a number from 1 to 100000, not {count[:40]!r}")
         return int(count)

@@ -36,6 +36,8 @@ class Request(msgspec.Struct, frozen=True):
     options: dict[str, str] = {}
     """The view's own."""
     filters: Filters = Filters()
+    shard_weight_min: int = 1
+    """Shards are at least this large, or there are fewer than was asked for."""
 
 
 class Task(NamedTuple):
