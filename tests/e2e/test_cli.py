@@ -423,9 +423,11 @@ def test_a_reader_that_has_seen_enough_is_no_error(filled: Cli, tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("spark")
 def test_the_demo_loses_nothing_and_says_so(cli: Cli) -> None:
     outcome = cli("demo", "--to", "here")
     assert outcome.code == 0
+    assert b"site-03" in Path("here/pipeline/report.html").read_bytes()
     assert "none twice" in outcome.err
     assert "0 snapshots differ from a replay; 0 damaged" in outcome.err
     assert "IDEMPOTENCY_CONTENT_MISMATCH" in outcome.out

@@ -93,7 +93,7 @@ def run_pipeline(urls: list[str], to: Path, damaged: str) -> bool:
 
 def _start(*arguments: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "runstate", "pipeline", *arguments]
-    return subprocess.Popen(command, stdout=sys.stderr)  # noqa: S603 - our own interpreter and module
+    return subprocess.Popen(command, stdout=2)  # noqa: S603 - our own interpreter and module
 
 
 def _comes(events: Path, work_item: bytes, process: subprocess.Popen[bytes]) -> bool:
