@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.commands import Cli, Outcome
+
+from runstate.cli import main
 
 _crash = Path(__file__).parent / "crash"
 
@@ -13,3 +19,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _crash in item.path.parents:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Cli:
+    """Runs a command in this process, in an empty directory: `cli("status", "r")`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def run(*arguments: str, stdin: bytes = b"") -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["runstate", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        code: Any = 0
+        try:
+            main()
+        except SystemExit as exit_:
+            code = exit_.code or 0
+        captured = capsysbinary.readouterr()
+        return Outcome(code, captured.out.decode(), captured.err.decode())
+
+    return run

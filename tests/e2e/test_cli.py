@@ -2,54 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from tests.commands import Cli
 
-from runstate.cli import main
 from runstate.models.engine import idempotency_key
-
-
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def rows(self) -> list[Any]:
-        return [json.loads(line) for line in self.out.split("\n") if line]
-
-
-Cli = Callable[..., Outcome]
-
-
-@pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Cli:
-    """Runs a command in an empty directory."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    def run(*arguments: str, stdin: bytes = b"") -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["runstate", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        code: Any = 0
-        try:
-            main()
-        except SystemExit as exit_:
-            code = exit_.code or 0
-        captured = capsysbinary.readouterr()
-        return Outcome(code, captured.out.decode(), captured.err.decode())
-
-    return run
 
 
 def event(event_type: str = "RunStarted", run: str = "r-1", step: str | None = None, **changes: Any) -> dict[str, Any]:

@@ -39,6 +39,7 @@ place = "runstate.pipeline.stages:graph"
 spark_variable = "RUNSTATE_PIPELINE_SPARK"
 """How the processes of the run learn which Spark to use: JSON of `SparkSettings`. It changes no result."""
 run_id = "pipeline"
+_stage_max_s = 7 * 86_400.0
 
 
 class Inputs(msgspec.Struct, frozen=True):
@@ -235,34 +236,19 @@ def build(models: Sequence[str], directory: Path) -> Graph:
     """The graph of a pipeline over logs of these models."""
     sources = {f"inputs/{model}.json": directory / "inputs" / f"{model}.json" for model in models}
     made = Graph("pipeline", sources=sources, parallel=1)
-    keys = list(models)
-    day = 86_400.0
-    ingest = made.node("ingest")
-    ingest.worker(
-        inputs=["inputs/{scope}.json"], outputs=["ingest/{scope}.json"], scopes=keys, name="ingest", timeout_s=7 * day
-    )(_ingest)
-    replay = made.node("replay")
-    replay.worker(
-        inputs=["inputs/{scope}.json", "ingest/{scope}.json"],
-        outputs=["replay/{scope}.json"],
-        scopes=keys,
-        name="replay",
-        timeout_s=7 * day,
-    )(_replay)
-    audit = made.node("audit")
-    audit.worker(
-        inputs=["inputs/{scope}.json", "replay/{scope}.json"],
-        outputs=["audit/{scope}.json"],
-        scopes=keys,
-        name="audit",
-        timeout_s=7 * day,
-    )(_audit)
-    report = made.node("report")
-    report.worker(
+    for name, work, inputs in (
+        ("ingest", _ingest, ["inputs/{scope}.json"]),
+        ("replay", _replay, ["inputs/{scope}.json", "ingest/{scope}.json"]),
+        ("audit", _audit, ["inputs/{scope}.json", "replay/{scope}.json"]),
+    ):
+        made.node(name).worker(
+            inputs=inputs, outputs=[f"{name}/{{scope}}.json"], scopes=list(models), name=name, timeout_s=_stage_max_s
+        )(work)
+    made.node("report").worker(
         inputs=["inputs/{scope}.json", "ingest/{scope}.json", "audit/{scope}.json"],
         outputs=["report.json", "report.html"],
         name="report",
-        timeout_s=7 * day,
+        timeout_s=_stage_max_s,
     )(_report)
     return made
 

@@ -9,6 +9,7 @@ from psycopg.types.numeric import Int8
 from runstate.logs.log import Finding
 from runstate.logs.postgres.appends import checksum
 from runstate.logs.postgres.connections import Connection
+from runstate.logs.stored_rows import row_findings
 from runstate.models.canonical import digest
 
 _begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -69,40 +70,11 @@ def _strays(connection: Connection) -> Iterator[Finding]:
 
 
 def _stream(connection: Connection, stream_id: int, stream: str, last_seq: int, events: int) -> Iterator[Finding]:
-    count = last = 0
-    last_place = (0, 0)
-    for *row, crc, transaction, position in _pages(connection, stream_id):
-        seq, place = int(str(row[0])), (int(str(transaction)), int(str(position)))
-        count += 1
-        if seq != last + 1:
-            yield Finding(
-                code="log.events_missing",
-                message=f"Events {last + 1} to {seq - 1} are gone; the stream is intact up to {last}",
-                stream=stream,
-                seq=last + 1,
-            )
-        if checksum(*row) != crc:  # type: ignore[arg-type]
-            yield Finding(
-                code="log.event_changed",
-                message=f"The row is not what was appended; the stream is intact up to {last}",
-                stream=stream,
-                seq=seq,
-            )
-        if place <= last_place:
-            yield Finding(
-                code="log.out_of_order",
-                message="The event stands before its predecessor in the feed",
-                stream=stream,
-                seq=seq,
-            )
-        last, last_place = seq, place
-    if last != last_seq or count != events:
-        yield Finding(
-            code="log.events_missing",
-            message=f"The head says {events} events up to {last_seq}, there are {count} up to {last}",
-            stream=stream,
-            seq=last + 1,
-        )
+    rows = (
+        (int(str(row[0])), checksum(*row) == crc, (int(str(transaction)), int(str(position))))  # type: ignore[arg-type]
+        for *row, crc, transaction, position in _pages(connection, stream_id)
+    )
+    return row_findings(stream, rows, (0, 0), last_seq, events)
 
 
 def _pages(connection: Connection, stream_id: int) -> Iterator[tuple[object, ...]]:

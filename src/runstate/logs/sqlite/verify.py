@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from runstate.logs.log import Finding
 from runstate.logs.sqlite.appends import checksum
+from runstate.logs.stored_rows import row_findings
 from runstate.models.canonical import digest
 
 _heads = "SELECT id, stream, last_seq, events FROM streams"
@@ -80,39 +81,8 @@ def _structure(reader: sqlite3.Connection) -> Iterator[Finding]:
 
 
 def _stream(reader: sqlite3.Connection, stream_id: int, stream: str, last_seq: int, events: int) -> Iterator[Finding]:
-    count = last = last_position = 0
-    for *row, crc, position in reader.execute(_rows, (stream_id,)):
-        seq: int = row[0]
-        count += 1
-        if seq != last + 1:
-            yield Finding(
-                code="log.events_missing",
-                message=f"Events {last + 1} to {seq - 1} are gone; the stream is intact up to {last}",
-                stream=stream,
-                seq=last + 1,
-            )
-        if not _intact(row, crc):
-            yield Finding(
-                code="log.event_changed",
-                message=f"The row is not what was appended; the stream is intact up to {last}",
-                stream=stream,
-                seq=seq,
-            )
-        if position <= last_position:
-            yield Finding(
-                code="log.out_of_order",
-                message="The event stands before its predecessor in the feed",
-                stream=stream,
-                seq=seq,
-            )
-        last, last_position = seq, position
-    if last != last_seq or count != events:
-        yield Finding(
-            code="log.events_missing",
-            message=f"The head says {events} events up to {last_seq}, there are {count} up to {last}",
-            stream=stream,
-            seq=last + 1,
-        )
+    rows = ((row[0], _intact(row, crc), position) for *row, crc, position in reader.execute(_rows, (stream_id,)))
+    return row_findings(stream, rows, 0, last_seq, events)
 
 
 def _intact(row: list[object], crc: int) -> bool:

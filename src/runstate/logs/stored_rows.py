@@ -1,0 +1,52 @@
+"""What a database's `verify` asks of the rows of one stream: that none is missing, changed, or out of its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from runstate.logs.log import Finding
+
+Place = TypeVar("Place", int, tuple[int, int])
+"""Where an event stands in the feed."""
+
+
+def row_findings(
+    stream: str, rows: Iterable[tuple[int, bool, Place]], origin: Place, last_seq: int, events: int
+) -> Iterator[Finding]:
+    """Findings for rows in the order of their seq, each with whether it is what was appended, and with its place.
+
+    `origin` comes before every place; `last_seq` and `events` are what the stream's head says.
+    """
+    count, last, last_place = 0, 0, origin
+    for seq, intact, place in rows:
+        count += 1
+        if seq != last + 1:
+            yield Finding(
+                code="log.events_missing",
+                message=f"Events {last + 1} to {seq - 1} are gone; the stream is intact up to {last}",
+                stream=stream,
+                seq=last + 1,
+            )
+        if not intact:
+            yield Finding(
+                code="log.event_changed",
+                message=f"The row is not what was appended; the stream is intact up to {last}",
+                stream=stream,
+                seq=seq,
+            )
+        if place <= last_place:
+            yield Finding(
+                code="log.out_of_order",
+                message="The event stands before its predecessor in the feed",
+                stream=stream,
+                seq=seq,
+            )
+        last, last_place = seq, place
+    if last != last_seq or count != events:
+        yield Finding(
+            code="log.events_missing",
+            message=f"The head says {events} events up to {last_seq}, there are {count} up to {last}",
+            stream=stream,
+            seq=last + 1,
+        )
