@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from tests.commands import Cli, Outcome
 
 from runstate.cli import main
+
+# How long Hypothesis takes to think of an example says something about the machine, nothing about the code.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 _crash = Path(__file__).parent / "crash"
 
