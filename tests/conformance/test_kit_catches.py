@@ -11,7 +11,7 @@ from hypothesis import Phase, settings
 
 from runstate.conformance import DurableLogConformance, LogConformance, Opener
 from runstate.conformance.history import check_histories, how_default
-from runstate.conformance.notes import note, numbered
+from runstate.conformance.notes import as_held, note, notes, numbered
 from runstate.conformance.workers import check_stored
 from runstate.conformance.writer import Task
 from runstate.errors import RunstateError, SequenceConflict
@@ -25,6 +25,7 @@ from runstate.logs.log import (
     Record,
     StoredSnapshot,
     StreamInfo,
+    now,
 )
 from runstate.logs.memory import MemoryLog
 from runstate.models.model import Draft
@@ -137,8 +138,8 @@ class TakesPositionsBeforeCommit(MemoryLog):
 
 
 class UsesPositionsAgain(MemoryLog):
-    def delete_stream(self, stream: str) -> None:
-        super().delete_stream(stream)
+    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
+        super().delete_stream(stream, expected_seq=expected_seq)
         self._last_position = self._feed[-1][0] if self._feed else 0
 
 
@@ -161,17 +162,75 @@ class KeepsSnapshotsOfOldVersions(MemoryLog):
 
 
 class ForgetsToDeleteSnapshots(MemoryLog):
-    def delete_stream(self, stream: str) -> None:
+    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
         kept = self._snapshots.get(stream, {})
-        super().delete_stream(stream)
+        super().delete_stream(stream, expected_seq=expected_seq)
         self._snapshots[stream] = kept
 
 
 class ForgetsToDeleteKeys(MemoryLog):
-    def delete_stream(self, stream: str) -> None:
+    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
         kept = self._keys.get(stream, {})
-        super().delete_stream(stream)
+        super().delete_stream(stream, expected_seq=expected_seq)
         self._keys[stream] = kept
+
+
+class DeletesWhateverCame(MemoryLog):
+    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
+        super().delete_stream(stream)
+
+
+class ChecksSeqBeforeItDeletes(MemoryLog):
+    """Between the check and the deletion, another thread appends."""
+
+    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
+        info = self.stream(stream)
+        if info is not None and expected_seq not in (None, info.last_seq):
+            raise SequenceConflict(stream=stream, actual_seq=info.last_seq, expected_seq=expected_seq)
+        time.sleep(0.001)
+        super().delete_stream(stream)
+
+
+class AdoptsUnderNewTimes(MemoryLog):
+    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+        return super().adopt(stream, [msgspec.structs.replace(record, persisted_at=now()) for record in records])
+
+
+class AdoptsWhatIsBehindTheEnd(MemoryLog):
+    """What should be there already is not looked at."""
+
+    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+        info = self.stream(stream)
+        return super().adopt(stream, [record for record in records if info is None or record.seq > info.last_seq])
+
+
+class AdoptsOneByOne(MemoryLog):
+    """What comes before a conflict stays."""
+
+    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+        return sum(super(AdoptsOneByOne, self).adopt(stream, [record]) for record in records)
+
+
+class ForgetsAdoptedKeys(MemoryLog):
+    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+        adopted = super().adopt(stream, records)
+        self._keys[stream] = {}
+        return adopted
+
+
+class ClosesGaps(MemoryLog):
+    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+        info = self.stream(stream)
+        first = 1 if info is None else info.last_seq + 1
+        return super().adopt(stream, [msgspec.structs.replace(r, seq=seq) for seq, r in enumerate(records, first)])
+
+
+class HidesAdoptedFromTheFeed(MemoryLog):
+    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+        before = list(self._feed)
+        adopted = super().adopt(stream, records)
+        self._feed = before
+        return adopted
 
 
 class ListsLikeADictionary(MemoryLog):
@@ -229,6 +288,19 @@ planted: list[Case] = [
     ),
     (ForgetsToDeleteSnapshots, kit.test_snapshots_go_with_their_stream, {}),
     (ForgetsToDeleteKeys, kit.test_a_deleted_stream_can_start_again, {}),
+    (DeletesWhateverCame, kit.test_a_stream_that_has_moved_on_is_not_deleted, {"wrong": 1}),
+    (ChecksSeqBeforeItDeletes, kit.test_a_checked_deletion_that_races_appends_loses_none, {}),
+    (AdoptsUnderNewTimes, kit.test_adopted_records_keep_every_field_and_byte, {}),
+    (AdoptsWhatIsBehindTheEnd, kit.test_a_record_that_differs_in_anything_is_a_conflict, {"other": {"tenant": "x"}}),
+    (AdoptsOneByOne, kit.test_a_key_that_stands_at_another_seq_is_a_conflict, {"key": "k1"}),
+    (
+        AdoptsOneByOne,
+        kit.test_what_is_no_stretch_of_the_stream_is_refused,
+        {"bad": as_held("s", notes("c", "d"))[::-1]},
+    ),
+    (ForgetsAdoptedKeys, kit.test_an_append_goes_on_after_adopted_records_and_knows_their_keys, {}),
+    (ClosesGaps, kit.test_a_gap_is_kept_or_refused_and_never_closed, {}),
+    (HidesAdoptedFromTheFeed, kit.test_the_feed_shows_adopted_records_as_if_appended_now, {}),
     (ListsLikeADictionary, kit.test_streams_are_listed_by_code_point, {}),
     (
         ListsHeadsByTheirBeginning,

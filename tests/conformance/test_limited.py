@@ -23,7 +23,10 @@ class LimitedLog(MemoryLog):
     def save_snapshot(self, *_: object) -> NoReturn:
         raise refuse(Capability.SNAPSHOTS, "limited")
 
-    def delete_stream(self, *_: object) -> NoReturn:
+    def adopt(self, *_: object) -> NoReturn:
+        raise refuse(Capability.ADOPT, "limited")
+
+    def delete_stream(self, *_: object, **__: object) -> NoReturn:
         raise refuse(Capability.DELETE, "limited")
 
     def put_blob(self, *_: object) -> NoReturn:

@@ -181,9 +181,11 @@ def test_v1_2_3_events_are_never_updated(store: EngineStore, write: Write) -> No
 
 def test_v1_2_3_the_port_offers_no_way_to_change_or_delete_an_event() -> None:
     offered = {name for name, _ in inspect.getmembers(EventLog, inspect.isfunction) if not name.startswith("_")}
-    writing = {name for name in offered if re.match("append|save|put|delete|update|set|replace|write|remove", name)}
-    assert writing == {"append", "save_snapshot", "put_blob", "delete_stream"}
-    assert list(inspect.signature(EventLog.delete_stream).parameters) == ["self", "stream"]
+    writing = {
+        name for name in offered if re.match("append|adopt|save|put|delete|update|set|replace|write|remove", name)
+    }
+    assert writing == {"append", "adopt", "save_snapshot", "put_blob", "delete_stream"}
+    assert list(inspect.signature(EventLog.delete_stream).parameters) == ["self", "stream", "expected_seq"]
 
 
 def test_v1_2_3_a_run_is_deleted_whole(store: EngineStore, write: Write) -> None:

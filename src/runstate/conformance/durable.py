@@ -12,7 +12,7 @@ import pytest
 
 from runstate.conformance.claims.feeds import check_complete
 from runstate.conformance.fixtures import LogKit, needs
-from runstate.conformance.notes import followed, keys, note, notes, numbered, snapshot, stored
+from runstate.conformance.notes import as_held, followed, keys, note, notes, numbered, snapshot, stored
 from runstate.conformance.opener import Opener
 from runstate.conformance.threads import race
 from runstate.conformance.workers import Acknowledged, Worker, check_stored
@@ -75,6 +75,16 @@ class DurableLogConformance(LogKit):
         log.append("s", notes("a"))
         assert keys(log.feed(after=end).records) == ["a"]
 
+    @needs(Capability.ADOPT)
+    def test_adopted_records_are_the_same_after_reopening(self, log: EventLog, opener: Opener) -> None:
+        log.adopt("s", held := as_held("s", [note("a", "ü€🜁\u2028"), *numbered(1500)]))
+        log.close()
+        log = opener()
+        assert stored(log, "s") == held
+        assert list(log.verify()) == []
+        assert log.adopt("s", held) == 0
+        assert log.append("s", [note("a"), note("new")])[1].seq == 1502
+
     @needs(Capability.DELETE)
     def test_a_deleted_stream_stays_deleted_after_reopening(self, log: EventLog, opener: Opener) -> None:
         log.append("s", notes("a"))
@@ -128,6 +138,25 @@ class DurableLogConformance(LogKit):
                 check_round(opener, task, told)
         log = opener()
         assert list(log.verify()) == []
+
+    @pytest.mark.slow
+    @needs(Capability.ADOPT)
+    def test_a_killed_copy_has_adopted_whole_calls_and_goes_on(self, log: EventLog, opener: Opener) -> None:
+        log.adopt("s", as_held("s", notes("a")))  # Else refused: so a log without it needs no kills.
+        log.close()
+        chance = random.Random(self.kill_seed)
+        told: Acknowledged = {}
+        rounds = max(10, self.kill_rounds // 5)
+        with Worker(opener.url) as worker:
+            for number in range(rounds):
+                task = Task(f"s{number}", 100_000, seed=number, adopts=True)
+                worker.start(task)
+                told = worker.kill(after_acknowledged=chance.randrange(20), pause_s=chance.uniform(0, 0.02))
+                # Again from the beginning, as whoever was killed has to.
+                worker.start(task)
+                told |= worker.kill(after_acknowledged=len(told) + chance.randrange(20), pause_s=0)
+                check_round(opener, task, told)
+        assert list(opener().verify()) == []
 
     @pytest.mark.slow
     def test_a_writer_that_is_killed_and_resends_everything_stores_each_key_once(self, opener: Opener) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from runstate.conformance.claims.adoptions import AdoptionClaims
 from runstate.conformance.claims.appends import AppendClaims
 from runstate.conformance.claims.feeds import FeedClaims
 from runstate.conformance.claims.keepings import BlobClaims, DeletionClaims, SnapshotClaims
@@ -26,6 +27,7 @@ class LogConformance(
     FeedClaims,
     SnapshotClaims,
     DeletionClaims,
+    AdoptionClaims,
     BlobClaims,
     RefusalClaims,
     RaceClaims,

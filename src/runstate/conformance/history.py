@@ -15,7 +15,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from runstate.conformance.notes import followed, note, snapshot, stored
+from runstate.conformance.notes import as_held, followed, note, snapshot, stored
 from runstate.conformance.opener import Opener
 from runstate.errors import SequenceConflict, StreamNotFound
 from runstate.logs.log import AppendResult, Capability, Position, Record, StoredSnapshot
@@ -106,14 +106,37 @@ class LogMachine(RuleBasedStateMachine):
                 mismatch = not draft.same_content(first.body)
                 assert result == AppendResult(first.event_id, first.seq, first.persisted_at, True, False, mismatch)
 
-    @offers(Capability.DELETE)
-    @rule(short=_streams)
-    def delete(self, short: str) -> None:
+    @offers(Capability.ADOPT)
+    @rule(short=_streams, overlap=st.integers(0, 3), drafts=_drafts)
+    def adopt(self, short: str, overlap: int, drafts: list[Any]) -> None:
+        """The stream's last records once more, and some that are new."""
         stream = self._stream(short)
-        if stream not in self.streams:
-            self._refused_as_unknown(partial(self.log.delete_stream, stream))
+        held = self.streams.get(stream, [])
+        new = as_held(stream, drafts, after_seq=len(held))
+        known = [record.key for record in held + new]
+        try:
+            adopted = self.log.adopt(stream, held[len(held) - min(overlap, len(held)) :] + new)
+        except SequenceConflict:
+            assert len(set(known)) < len(known)
             return
-        self.log.delete_stream(stream)
+        assert (adopted, len(set(known))) == (len(new), len(known))
+        if new:
+            self.streams[stream] = held + new
+
+    @offers(Capability.DELETE)
+    @rule(short=_streams, expected=st.sampled_from([None, 0, 0, 1, -1]))
+    def delete(self, short: str, expected: int | None) -> None:
+        stream = self._stream(short)
+        expected_seq = None if expected is None else len(self.streams.get(stream, [])) + expected
+        if stream not in self.streams:
+            self._refused_as_unknown(partial(self.log.delete_stream, stream, expected_seq=expected_seq))
+            return
+        try:
+            self.log.delete_stream(stream, expected_seq=expected_seq)
+        except SequenceConflict:
+            assert expected
+            return
+        assert not expected
         del self.streams[stream]
         self.snapshots.pop(stream, None)
         self.deletions[stream] = self.deletions.get(stream, 0) + 1

@@ -11,6 +11,7 @@ from runstate.models.canonical import digest
 from runstate.models.model import Draft, stable_uuid
 
 emitted_default = "2026-11-15T09:30:00.000Z"
+held_since = "2024-02-29T23:59:59.999Z"
 _prefix = b'{"seq":%d,"persistedAt":"%b",'
 _volatile = frozenset({"emittedAt"})
 
@@ -36,6 +37,18 @@ def notes(*keys: str) -> list[Draft]:
 
 def numbered(count: int, prefix: str = "k") -> list[Draft]:
     return [note(f"{prefix}{number}") for number in range(1, count + 1)]
+
+
+def as_held(
+    stream: str, drafts: Iterable[Draft], *, after_seq: int = 0, persisted_at: str = held_since
+) -> list[Record]:
+    """Drafts as another log holds them, for this one to adopt."""
+    return [
+        Record(
+            stream, seq, d.event_id, d.type, d.key, d.tenant, d.emitted_at, persisted_at, d.render(seq, persisted_at)
+        )
+        for seq, d in enumerate(drafts, after_seq + 1)
+    ]
 
 
 def snapshot(seq: int, *, version: int = 1, model: str = "notes", text: str = "") -> StoredSnapshot:

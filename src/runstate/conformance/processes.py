@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from runstate.conformance.claims.feeds import check_complete, follow, write
+from runstate.conformance.claims.keepings import delete_again_and_again
 from runstate.conformance.fixtures import LogKit, needs
 from runstate.conformance.notes import keys, notes, numbered, snapshot, stored
 from runstate.conformance.opener import Opener
@@ -106,6 +107,20 @@ class MultiProcessLogConformance(LogKit):
         with meanwhile(partial(follow, log)) as follower:
             run(opener, [Task(name, 60, name=name, threads=4) for name in ("s", "t")])
         check_complete(log, follower.result())
+
+    @pytest.mark.slow
+    @needs(Capability.DELETE)
+    def test_a_checked_deletion_that_races_another_process_loses_nothing_acknowledged(
+        self, log: EventLog, opener: Opener
+    ) -> None:
+        log.append("s", notes("first"))
+        with pytest.raises(SequenceConflict):
+            log.delete_stream("s", expected_seq=0)
+        with Worker(opener.url) as worker, meanwhile(partial(delete_again_and_again, log, "s")) as deleter:
+            worker.start(Task("s", 150, threads=2))
+            told = worker.finish()
+        kept = deleter.result() + keys(stored(log, "s"))
+        assert sorted(kept) == sorted(["first", *told])
 
     @pytest.mark.slow
     def test_a_killed_process_holds_up_no_other(self, opener: Opener) -> None:

@@ -25,7 +25,7 @@ from typing import NoReturn
 
 import msgspec
 
-from runstate.conformance.notes import note
+from runstate.conformance.notes import as_held, note
 from runstate.logs.log import EventLog
 from runstate.logs.registry import open_log
 from runstate.models.model import Draft
@@ -45,6 +45,8 @@ class Task(msgspec.Struct, frozen=True):
     threads: int = 1
     seed: int = 0
     text_bytes_max: int = 3000
+    adopts: bool = False
+    """The drafts are adopted, as another log would hold them, not appended. For one thread."""
 
     def sent(self, thread: int) -> Iterator[list[Draft]]:
         """The batches that one thread appends, in order."""
@@ -96,9 +98,16 @@ def _end_with(url: str, task: Task) -> NoReturn:
 
 
 def _write(log: EventLog, task: Task, thread: int) -> None:
+    seq = 0
     for drafts in task.sent(thread):
-        results = log.append(task.stream, drafts)
-        _say("".join(f"stored {r.seq} {draft.key}\n" for draft, r in zip(drafts, results, strict=True)))
+        if task.adopts:
+            records = as_held(task.stream, drafts, after_seq=seq)
+            log.adopt(task.stream, records)
+            seqs = [record.seq for record in records]
+        else:
+            seqs = [result.seq for result in log.append(task.stream, drafts)]
+        seq = seqs[-1]
+        _say("".join(f"stored {seq} {draft.key}\n" for draft, seq in zip(drafts, seqs, strict=True)))
 
 
 def _say(lines: str) -> None:

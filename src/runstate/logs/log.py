@@ -38,6 +38,8 @@ class Capability(StrEnum):
     DELETE = "delete"
     REPAIR = "repair"
     """A damaged stream can be cut back to what is intact, and its damaged bytes are kept."""
+    ADOPT = "adopt"
+    """Records of another log can be taken over as they are."""
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -141,6 +143,21 @@ class EventLog(Protocol):
         """
         ...
 
+    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+        """Take over records as another log holds them: seq, event id, key, times and line. All or none.
+
+        For copies and restored archives, never for new facts. They are of this stream, ascending. Those that the stream
+        holds already, just so, are passed over; the rest is appended with its own seqs, and is as durable as an append.
+        Returns how many were new.
+
+        Raises:
+            SequenceConflict: the stream holds something else at one of these places, or under one of these keys.
+            Unsupported: the log does not offer it, or cannot keep such places (gaps, where lines are numbered).
+            AppendOutcomeUnknown: they may or may not be stored; adopt the same records again.
+            LogBusy, LogFull, LogClosed: nothing was written.
+        """
+        ...
+
     def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
         """At most `limit` records with `seq > after_seq`, ascending. Empty for a stream that is not there.
 
@@ -183,11 +200,14 @@ class EventLog(Protocol):
         """Keep a snapshot. One that is older than what is kept, by the same version of its model, is ignored."""
         ...
 
-    def delete_stream(self, stream: str) -> None:
+    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
         """Delete a whole stream with its snapshots. Never a single event.
+
+        With `expected_seq`, only if the stream ends there: what was appended after the caller has looked is not lost.
 
         Raises:
             StreamNotFound: there is no such stream.
+            SequenceConflict: the stream is not at `expected_seq`; nothing was deleted.
         """
         ...
 

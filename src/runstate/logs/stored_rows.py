@@ -16,17 +16,21 @@ def row_findings(
 ) -> Iterator[Finding]:
     """Findings for rows in the order of their seq, each with whether it is what was appended, and with its place.
 
-    `origin` comes before every place; `last_seq` and `events` are what the stream's head says.
+    `origin` comes before every place; `last_seq` and `events` are what the stream's head says. Where there are as many
+    events as it says, gaps are no finding: they were adopted with the events around them.
     """
     count, last, last_place = 0, 0, origin
+    gaps: list[Finding] = []
     for seq, intact, place in rows:
         count += 1
         if seq != last + 1:
-            yield Finding(
-                code="log.events_missing",
-                message=f"Events {last + 1} to {seq - 1} are gone; the stream is intact up to {last}",
-                stream=stream,
-                seq=last + 1,
+            gaps.append(
+                Finding(
+                    code="log.events_missing",
+                    message=f"Events {last + 1} to {seq - 1} are gone; the stream is intact up to {last}",
+                    stream=stream,
+                    seq=last + 1,
+                )
             )
         if not intact:
             yield Finding(
@@ -43,6 +47,8 @@ def row_findings(
                 seq=seq,
             )
         last, last_place = seq, place
+    if count != events:
+        yield from gaps
     if last != last_seq or count != events:
         yield Finding(
             code="log.events_missing",

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 
 import pytest
 
 from runstate.conformance.fixtures import LogKit, needs
 from runstate.conformance.notes import keys, note, notes, numbered, snapshot, stored
-from runstate.errors import BlobNotFound, StreamNotFound
+from runstate.conformance.threads import meanwhile
+from runstate.errors import BlobNotFound, SequenceConflict, StreamNotFound
 from runstate.logs.log import BlobRef, Capability, EventLog
 
 
@@ -139,6 +143,58 @@ class DeletionClaims(LogKit):
         assert log.load_snapshot("s", "notes") is None
         log.save_snapshot("s", early := snapshot(1))
         assert log.load_snapshot("s", "notes") == early
+
+    @needs(Capability.DELETE)
+    @pytest.mark.parametrize("wrong", [-1, 0, 1, 3, 2**53])
+    def test_a_stream_that_has_moved_on_is_not_deleted(self, log: EventLog, wrong: int) -> None:
+        log.append("s", notes("a", "b"))
+        before = (stored(log, "s"), log.stream("s"))
+        with pytest.raises(SequenceConflict) as caught:
+            log.delete_stream("s", expected_seq=wrong)
+        assert caught.value.details == {"stream": "s", "actual_seq": 2, "expected_seq": wrong}
+        assert (stored(log, "s"), log.stream("s")) == before
+        log.delete_stream("s", expected_seq=2)
+        assert log.stream("s") is None
+
+    @needs(Capability.DELETE, Capability.SNAPSHOTS)
+    def test_a_refused_deletion_leaves_the_snapshots(self, log: EventLog) -> None:
+        log.append("s", numbered(3))
+        log.save_snapshot("s", kept := snapshot(3))
+        with pytest.raises(SequenceConflict):
+            log.delete_stream("s", expected_seq=2)
+        assert log.load_snapshot("s", "notes") == kept
+
+    @needs(Capability.DELETE)
+    def test_what_is_not_there_is_not_at_seq_0_either(self, log: EventLog) -> None:
+        with pytest.raises(StreamNotFound):
+            log.delete_stream("nowhere", expected_seq=0)
+
+    @needs(Capability.DELETE)
+    def test_a_checked_deletion_that_races_appends_loses_none(self, log: EventLog) -> None:
+        sent = [notes(f"{number}a", f"{number}b") for number in range(60)]
+
+        def write() -> None:
+            for drafts in sent:
+                log.append("s", drafts)
+
+        log.append("s", notes("first"))
+        with meanwhile(partial(delete_again_and_again, log, "s")) as deleter:
+            write()
+        deleted = deleter.result()
+        kept = deleted + keys(stored(log, "s"))
+        assert sorted(kept) == sorted(["first", *(draft.key for drafts in sent for draft in drafts)])
+
+
+def delete_again_and_again(log: EventLog, stream: str, is_over: Callable[[], bool]) -> list[str]:
+    """Read a stream and delete it at what was read, as a retention does, until told to stop; the keys that went."""
+    gone: list[str] = []
+    while not is_over() or not gone:
+        found = stored(log, stream)
+        if found:
+            with suppress(SequenceConflict):
+                log.delete_stream(stream, expected_seq=found[-1].seq)
+                gone += keys(found)
+    return gone
 
 
 class BlobClaims(LogKit):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from runstate.conformance.fixtures import LogKit
-from runstate.conformance.notes import notes, numbered, snapshot, stored
+from runstate.conformance.notes import as_held, notes, numbered, snapshot, stored
 from runstate.errors import InvalidStream, LogClosed, Unsupported
 from runstate.logs.log import BlobRef, Capability, EventLog
 from runstate.models.model import Draft
@@ -55,6 +55,8 @@ calls = [
     Call("load_snapshot", lambda log, stream: log.load_snapshot(stream, "notes"), Capability.SNAPSHOTS),
     Call("save_snapshot", lambda log, stream: log.save_snapshot(stream, snapshot(1)), Capability.SNAPSHOTS),
     Call("delete_stream", lambda log, stream: log.delete_stream(stream), Capability.DELETE),
+    Call("adopt", lambda log, stream: log.adopt(stream, as_held(stream, notes("x"))), Capability.ADOPT),
+    Call("adopt-nothing", lambda log, stream: log.adopt(stream, []), Capability.ADOPT),
     Call("repair", lambda log, stream: log.repair(stream), Capability.REPAIR),
 ]
 """Every method that takes a stream."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from threading import Lock
 from typing import Self
 
 from runstate.errors import BlobNotFound, InvalidUrl, LogClosed, StreamNotFound
+from runstate.logs.adoption import check_records, key_taken, new_records
 from runstate.logs.log import (
     AppendResult,
     BlobRef,
@@ -39,7 +40,7 @@ def open_url(url: str, *, create: bool = True) -> MemoryLog:
 class MemoryLog:
     """Events live as long as this object."""
 
-    capabilities = frozenset({Capability.FEED, Capability.SNAPSHOTS, Capability.BLOBS, Capability.DELETE})
+    capabilities = frozenset(Capability) - {Capability.DURABLE, Capability.MULTI_PROCESS, Capability.REPAIR}
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -58,35 +59,47 @@ class MemoryLog:
             persisted_at = now()
             results: list[AppendResult] = []
             fresh: dict[str, Record] = {}
-            previous = records[-1].body if records else None
+            last_seq, previous = (records[-1].seq, records[-1].body) if records else (0, None)
             for draft in drafts:
                 if (first := keys.get(draft.key) or fresh.get(draft.key)) is not None:
                     results.append(_first_result(first, draft))
                     continue
-                seq = len(records) + len(fresh) + 1
+                seq = last_seq + len(fresh) + 1
                 fresh[draft.key] = _record(stream, seq, persisted_at, draft, previous)
                 previous = fresh[draft.key].body
                 results.append(AppendResult(draft.event_id, seq, persisted_at))
             if fresh:
-                check_expected(stream, len(records), expected_seq)
-                self._streams.setdefault(stream, records).extend(fresh.values())
-                self._keys.setdefault(stream, keys).update(fresh)
-                for record in fresh.values():
-                    self._last_position += 1
-                    self._feed.append((self._last_position, record))
+                check_expected(stream, last_seq, expected_seq)
+                self._keep(stream, fresh.values())
             return results
+
+    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+        check_stream(stream)
+        with self._open():
+            check_records(stream, records)
+            held, keys = self._streams.get(stream, []), self._keys.get(stream, {})
+            last_seq = held[-1].seq if held else 0
+            start = _after(held, records[0].seq - 1) if records else 0
+            new = new_records(stream, records, last_seq, held[start : start + len(records)])
+            for record in new:
+                if record.key in keys:
+                    raise key_taken(record, last_seq)
+            self._keep(stream, new)
+            return len(new)
 
     def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
         check_stream(stream)
         check_limit(limit)
         with self._open():
-            start = max(after_seq, 0)
-            return self._streams.get(stream, [])[start : start + limit]
+            records = self._streams.get(stream, [])
+            start = _after(records, after_seq)
+            return records[start : start + limit]
 
     def lines(self, stream: str, *, after_seq: int = 0, until_seq: int | None = None) -> Iterator[bytes]:
         check_stream(stream)
         with self._open():
-            found = self._streams.get(stream, [])[max(after_seq, 0) : None if until_seq is None else max(until_seq, 0)]
+            records = self._streams.get(stream, [])
+            found = records[_after(records, after_seq) : None if until_seq is None else _after(records, until_seq)]
         return (record.body for record in found)
 
     def find(self, stream: str, key: str) -> Record | None:
@@ -134,12 +147,13 @@ class MemoryLog:
             if old is None or old.version != snapshot.version or snapshot.seq >= old.seq:
                 kept[snapshot.model] = snapshot
 
-    def delete_stream(self, stream: str) -> None:
+    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
         check_stream(stream)
         with self._open():
-            if self._streams.pop(stream, None) is None:
+            if (records := self._streams.get(stream)) is None:
                 raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-            del self._keys[stream]
+            check_expected(stream, records[-1].seq, expected_seq)
+            del self._streams[stream], self._keys[stream]
             self._snapshots.pop(stream, None)
             self._feed = [entry for entry in self._feed if entry[1].stream != stream]
 
@@ -178,6 +192,14 @@ class MemoryLog:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def _keep(self, stream: str, records: Collection[Record]) -> None:
+        if records:
+            self._streams.setdefault(stream, []).extend(records)
+            self._keys.setdefault(stream, {}).update((record.key, record) for record in records)
+            positions = range(self._last_position + 1, self._last_position + len(records) + 1)
+            self._feed += zip(positions, records, strict=True)
+            self._last_position += len(records)
+
     def _open(self) -> Lock:
         if self._closed:
             raise LogClosed()
@@ -196,8 +218,14 @@ def _first_result(first: Record, draft: Draft) -> AppendResult:
     return AppendResult(first.event_id, first.seq, first.persisted_at, True, False, mismatch)
 
 
+def _after(records: list[Record], seq: int) -> int:
+    """Where the records after a seq begin. Adopted ones may leave gaps."""
+    return bisect_right(records, seq, key=lambda record: record.seq)
+
+
 def _head(stream: str, records: list[Record]) -> Head:
-    return Head(stream, len(records), f"{records[0].persisted_at}.{records[0].event_id}.{len(records)}", len(records))
+    first, last = records[0], records[-1]
+    return Head(stream, len(records), f"{first.persisted_at}.{first.event_id}.{last.seq}.{last.event_id}", last.seq)
 
 
 def _info(records: list[Record]) -> StreamInfo:

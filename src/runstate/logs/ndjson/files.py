@@ -10,11 +10,11 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import PurePath
 from urllib.parse import quote
 
-from runstate.errors import InvalidStream, LogBusy, LogFailed, LogFull, RunstateError
+from runstate.errors import InvalidStream, LogBusy, LogFailed, LogFull, LogNotFound, NotALog, RunstateError
 from runstate.logs.disk import TEMP_SUFFIX, Disk, LockBusy
 from runstate.logs.log import Head
 from runstate.models.model import check_stream
@@ -43,11 +43,11 @@ class RunFiles:
 
     @cached_property
     def events(self) -> PurePath:
-        return self.home / EVENTS
+        return self.root.joinpath(self.name, EVENTS)
 
     @cached_property
     def pending(self) -> PurePath:
-        return self.home / PENDING
+        return self.root.joinpath(self.name, PENDING)
 
     @cached_property
     def index(self) -> PurePath:
@@ -61,6 +61,7 @@ class RunFiles:
         return self.home / ("snapshot.json" if model == "rundir" else f"snapshot.{quote(model, safe='')}.json")
 
 
+@lru_cache(maxsize=16)  # Whoever goes through a fleet asks several times for one run before the next.
 def run_files(root: PurePath, stream: str) -> RunFiles:
     return RunFiles(stream, root, _escape + stream if stream[0] in (".", _escape) else stream)
 
@@ -134,3 +135,39 @@ def translated() -> Iterator[None]:
         yield
     except OSError as error:
         raise translate(error) from error
+
+
+def prepare_root(disk: Disk, root: PurePath, create: bool) -> bool:
+    """Make a log's directory if it is not there. True: it was made, and its name survives a power cut.
+
+    Raises:
+        LogNotFound: it is not there, and `create` is false.
+        NotALog: a file is there.
+        LogFailed: it cannot be made: no such directory above it, no permission.
+    """
+    try:
+        # Opened to be written to, a directory refuses, a file does not: the cheapest way to tell them apart.
+        disk.open(root).close()
+    except IsADirectoryError:
+        return False
+    except FileNotFoundError:
+        if not create:
+            raise LogNotFound(f"There is no directory {root}", path=str(root)) from None
+    except NotADirectoryError as error:
+        raise NotALog(f"{root} lies below a file, not in a directory") from error
+    except OSError as error:
+        raise translate(error) from error
+    else:
+        raise NotALog(f"{root} is a file, not a directory of runs; it was left untouched")
+    with translated():
+        try:
+            disk.make_directory(root)
+        except FileExistsError:
+            return False
+        try:
+            disk.sync_directory(root.parent)
+        except BaseException:
+            # A name that a sync has failed on is never sure again; only a new one is.
+            disk.remove_directory(root)
+            raise
+    return True

@@ -10,11 +10,13 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from itertools import chain
 from pathlib import Path, PurePath
 from threading import Lock
 from typing import Self
 
-from runstate.errors import InvalidUrl, LogClosed, LogNotFound, NotALog, StreamNotFound
+from runstate.errors import InvalidUrl, LogClosed, StreamNotFound
+from runstate.logs.adoption import check_records
 from runstate.logs.disk import TEMP_SUFFIX, Disk, RealDisk
 from runstate.logs.log import (
     AppendResult,
@@ -27,6 +29,7 @@ from runstate.logs.log import (
     Record,
     StoredSnapshot,
     StreamInfo,
+    check_expected,
     check_limit,
     refuse,
 )
@@ -34,11 +37,11 @@ from runstate.logs.ndjson.blobs import Blobs
 from runstate.logs.ndjson.files import (
     RunFiles,
     guessed,
+    prepare_root,
     remove_tree,
     run_files,
     stamped,
     streams_among,
-    translate,
     translated,
 )
 from runstate.logs.ndjson.index import find_snapshot, read_index
@@ -67,9 +70,7 @@ def open_url(url: str, *, create: bool = True) -> NdjsonLog:
 class NdjsonLog:
     """A directory of run directories. Threads may share it; another process may write to other runs."""
 
-    capabilities = frozenset(
-        {Capability.DURABLE, Capability.SNAPSHOTS, Capability.BLOBS, Capability.DELETE, Capability.REPAIR}
-    )
+    capabilities = frozenset(Capability) - {Capability.MULTI_PROCESS, Capability.FEED}
 
     def __init__(self, root: PurePath, *, create: bool = True, disk: Disk | None = None) -> None:
         """Open a directory, and make it if it is not there.
@@ -88,8 +89,8 @@ class NdjsonLog:
         self._marks: OrderedDict[str, list[Mark]] = OrderedDict()
         self._gate = Lock()
         self._pid = os.getpid()
-        self._closed = self._swept = self._settled = False
-        self._prepare(create)
+        self._closed = self._swept = False
+        self._settled = prepare_root(self._disk, root, create)
 
     # --- events --------------------------------------------------------------------------------------------
 
@@ -103,6 +104,15 @@ class NdjsonLog:
                 return job.result
         return []
 
+    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+        check_stream(stream)
+        self._check_open()
+        check_records(stream, records)
+        if not records:
+            return 0
+        with self._turn(stream) as run:
+            return run.adopt(records)
+
     def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
         check_stream(stream)
         check_limit(limit)
@@ -112,10 +122,12 @@ class NdjsonLog:
 
     def lines(self, stream: str, *, after_seq: int = 0, until_seq: int | None = None) -> Iterator[bytes]:
         check_stream(stream)
-        after = max(0, min(after_seq, _seq_max))
-        with self._view(stream, after) as view:
+        return chain.from_iterable(self._bodies(stream, max(0, min(after_seq, _seq_max)), until_seq))
+
+    def _bodies(self, stream: str, after_seq: int, until_seq: int | None) -> Iterator[Sequence[bytes]]:
+        with self._view(stream, after_seq) as view:
             if view is not None:
-                yield from view.bodies(after, until_seq)
+                yield from view.bodies(after_seq, until_seq)
 
     def find(self, stream: str, key: str) -> Record | None:
         check_stream(stream)
@@ -178,7 +190,7 @@ class NdjsonLog:
 
     # --- the whole stream ----------------------------------------------------------------------------------
 
-    def delete_stream(self, stream: str) -> None:
+    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
         check_stream(stream)
         self._check_exists(stream)
         self._sweep()
@@ -186,6 +198,8 @@ class NdjsonLog:
         with self._turn(stream) as run:
             if not self._disk.exists(run.files.events):
                 raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+            if expected_seq is not None:
+                check_expected(stream, run.load().seq, expected_seq)
             run.forget()
             self._disk.rename(run.files.home, tombstone)
             self._disk.sync_directory(self.root)
@@ -256,31 +270,6 @@ class NdjsonLog:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _prepare(self, create: bool) -> None:
-        try:
-            # Opened to be written to, a directory refuses, a file does not: the cheapest way to tell them apart.
-            self._disk.open(self.root).close()
-        except IsADirectoryError:
-            return
-        except FileNotFoundError:
-            if not create:
-                raise LogNotFound(f"There is no directory {self.root}", path=str(self.root)) from None
-        except NotADirectoryError as error:
-            raise NotALog(f"{self.root} lies below a file, not in a directory") from error
-        except OSError as error:
-            raise translate(error) from error
-        else:
-            raise NotALog(f"{self.root} is a file, not a directory of runs; it was left untouched")
-        with translated(), suppress(FileExistsError):
-            self._disk.make_directory(self.root)
-            try:
-                self._disk.sync_directory(self.root.parent)
-            except BaseException:
-                # A name that a sync has failed on is never sure again; only a new one is.
-                self._disk.remove_directory(self.root)
-                raise
-            self._settled = True
 
     def _check_open(self) -> None:
         if self._closed:

@@ -6,7 +6,7 @@ anywhere. `View` is the file as one reader sees it, up to an end that was fixed 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from zlib import crc32
 
@@ -16,7 +16,16 @@ from runstate.errors import LogDamaged
 from runstate.logs.disk import Disk, File
 from runstate.logs.log import Finding, Record, StreamInfo
 from runstate.logs.ndjson.files import RunFiles
-from runstate.logs.ndjson.lines import Damage, body_of, check_line, envelope_of, looks_whole, openings, read_line
+from runstate.logs.ndjson.lines import (
+    Damage,
+    body_of,
+    check_line,
+    envelope_of,
+    intact_bodies,
+    looks_whole,
+    openings,
+    read_line,
+)
 from runstate.logs.ndjson.sealed import unsealed
 
 chunk_bytes = 1 << 20
@@ -94,21 +103,21 @@ class View:
         self.last: Mark | None = None
         """Where the last walk ended, for the next one to begin."""
 
-    def bodies(self, after_seq: int, until_seq: int | None) -> Iterator[bytes]:
-        """The models' lines with `after_seq < seq <= until_seq`.
+    def bodies(self, after_seq: int, until_seq: int | None) -> Iterator[Sequence[bytes]]:
+        """The models' lines with `after_seq < seq <= until_seq`, many at a time.
 
         Raises:
             LogDamaged: the walk met damage. What was before it has been yielded.
         """
         seq, offset, previous = self._start(after_seq)
         until = float("inf") if until_seq is None else until_seq
-        if seq >= until:
-            return
         for block in _blocks(self.file, offset, self.end):
-            if seq >= after_seq and seq + len(block) <= until and _is_chain(previous, block):
-                # What `check_line` would find out of the lines that we write, at a fifth of its cost.
-                seq, offset, previous = seq + len(block), offset + sum(map(len, block)) + len(block), block[-1]
-                yield from block
+            if seq >= until:
+                return
+            is_wanted = seq >= after_seq and seq + len(block) <= until
+            if is_wanted and (bodies := intact_bodies(seq + 1, block, previous)) is not None:
+                seq, offset, previous = seq + len(block), offset + sum(map(len, block)) + len(block), bodies[-1]
+                yield bodies
                 continue
             for line in block:
                 seq += 1
@@ -119,7 +128,7 @@ class View:
                     return
                 offset += len(line) + 1
                 if seq > after_seq:
-                    yield previous
+                    yield (previous,)
                 if seq >= until:
                     return
 
@@ -200,16 +209,6 @@ class View:
     def _stop(self, damage: Damage, seq: int, offset: int, previous: bytes | None) -> None:
         if not is_torn(self.stream, self.file, seq, offset, self.end, previous):
             raise damaged(self.stream, damage, seq, offset)
-
-
-def _is_chain(previous: bytes | None, block: list[bytes]) -> bool:
-    """Whether all lines end as we write them, each with the hash of the line before it."""
-    if previous is None:
-        return False
-    hashes = [previous[-66:-2], *(line[-66:-2] for line in block)]
-    endings = [b',"prev_hash":"%b","event_hash":"' % event_hash for event_hash in hashes]
-    ends = [line[-2:] for line in block].count(b'"}')
-    return [line[-160:-66] for line in block] == endings[:-1] and ends == len(block)
 
 
 def damaged(stream: str, damage: Damage, seq: int, offset: int) -> LogDamaged:

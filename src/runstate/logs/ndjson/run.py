@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from threading import Lock
 
-from runstate.errors import AppendOutcomeUnknown, LogFailed, RunstateError
+from runstate.errors import AppendOutcomeUnknown, LogFailed, RunstateError, Unsupported
 from runstate.logs import disk as files_door
+from runstate.logs.adoption import key_taken, new_records
 from runstate.logs.disk import Disk, File
 from runstate.logs.log import AppendResult, Finding, Record, StoredSnapshot, check_expected, now
 from runstate.logs.ndjson.files import RunFiles, translate
 from runstate.logs.ndjson.index import Entry, Index, put_snapshot, read_index, write_index
-from runstate.logs.ndjson.lines import Damage, Envelope, body_of, read_line, write_line
+from runstate.logs.ndjson.lines import Damage, Envelope, adopted_line, body_of, read_line, write_line
 from runstate.logs.ndjson.reading import Announcement, Mark, damaged
 from runstate.logs.ndjson.recovery import Held, load
 from runstate.logs.ndjson.sealed import sealed
@@ -104,6 +105,47 @@ class Run:
         if job.error is not None:
             raise job.error
 
+    def adopt(self, records: Sequence[Record]) -> int:
+        """Append those of another log's records that are new; how many they are. The caller has the turn.
+
+        Raises:
+            SequenceConflict, Unsupported, LogFull, LogDamaged, LogFailed, OSError: nothing was written.
+            AppendOutcomeUnknown: it may have been.
+        """
+        held = self.load()
+        stored = (self._record(held, record.seq) for record in records if record.seq <= held.seq)
+        new = new_records(self.files.stream, records, held.seq, stored)
+        group = _Group(held)
+        for record in new:
+            if record.key in held.keys:
+                raise key_taken(record, held.seq)
+            if record.seq != group.seq + 1:
+                raise Unsupported(
+                    f"Events are the lines of a file here, numbered without a gap: "
+                    f"the stream {self.files.stream!r} lacks {group.seq + 1} to {record.seq - 1}",
+                    stream=self.files.stream,
+                    seq=group.seq + 1,
+                )
+            group.lines.append(adopted_line(record, group.previous))
+            group.records[record.key], group.previous = record, record.body
+        group.has_batch = len(new) > 1
+        if new:
+            failure: Exception | None = None
+            try:
+                failure = self._write(group)
+            except BaseException:
+                self._let_go()
+                raise
+            if failure is not None:
+                self._let_go()
+                raise failure
+        return len(new)
+
+    def load(self) -> Held:
+        """What is known of the run's file, which is read if nothing is. The caller has the turn."""
+        self.held = self.held or load(self._disk, self.files, self._report)
+        return self.held
+
     def _appoint(self) -> None:
         """Wake the one who has waited longest, to write for all who wait by then. The caller holds the gate."""
         self._leader = self._waiting[0] if self._waiting else None
@@ -118,8 +160,7 @@ class Run:
         try:
             if self.closed:
                 raise Gone
-            self.held = self.held or load(self._disk, self.files, self._report)
-            group = _Group(self.held)
+            group = _Group(self.load())
             for job in jobs:
                 self._plan(group, job)
             waiting = group.jobs
@@ -179,20 +220,21 @@ class Run:
 
     def _stored(self, held: Held, key: str) -> Record | None:
         seq = held.keys.get(key)
-        if seq is None or held.file is None:
-            return None
-        line, previous = self._line(held, held.file, seq), None
+        return None if seq is None else self._record(held, seq)
+
+    def _record(self, held: Held, seq: int) -> Record:
+        line, previous = self._line(held, seq), None
         if seq > 1:
-            previous = body_of(self._line(held, held.file, seq - 1))
+            previous = body_of(self._line(held, seq - 1))
         try:
             return read_line(self.files.stream, seq, line, previous)
         except Damage as damage:
             raise damaged(self.files.stream, damage, seq, held.offsets[seq - 1]) from damage
 
     @staticmethod
-    def _line(held: Held, file: File, seq: int) -> bytes:
+    def _line(held: Held, seq: int) -> bytes:
         start, stop = held.span(seq)
-        return file.read_at(start, stop - start - 1)
+        return b"" if held.file is None else held.file.read_at(start, stop - start - 1)
 
     def _write(self, group: _Group) -> Exception | None:
         """Write and flush a group. What went wrong, if anything did."""

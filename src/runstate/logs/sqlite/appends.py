@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from zlib import crc32
 
 from runstate.errors import SequenceConflict
-from runstate.logs.log import AppendResult, check_expected
+from runstate.logs.adoption import key_taken, new_records
+from runstate.logs.log import AppendResult, Record, check_expected
 from runstate.models.model import Draft
 
 _move_head = """
@@ -23,11 +24,21 @@ _insert_head = """
 INSERT INTO streams (stream, tenant, last_seq, events, first_persisted_at, last_persisted_at) VALUES (?, ?, ?, ?, ?, ?)
 """
 _select_head = "SELECT id, last_seq FROM streams WHERE stream = ?"
+_put_head = """
+INSERT INTO streams (stream, tenant, last_seq, events, first_persisted_at, last_persisted_at) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (stream) DO UPDATE SET last_seq = excluded.last_seq, events = events + excluded.events,
+    last_persisted_at = excluded.last_persisted_at
+RETURNING id
+"""
 insert_event = """
 INSERT INTO events (stream_id, seq, event_id, type, key, tenant, emitted_at, persisted_at, crc, body)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _select_body = "SELECT body FROM events WHERE stream_id = ? AND seq = ?"
+_select_range = """
+SELECT seq, event_id, type, key, tenant, emitted_at, persisted_at, body FROM events
+WHERE stream_id = ? AND seq BETWEEN ? AND ?
+"""
 _select_key = "SELECT event_id, seq, persisted_at, body FROM events WHERE stream_id = ? AND key = ?"
 
 Row = tuple[int, int, str, str, str, str, str, str, int, bytes]
@@ -140,6 +151,31 @@ def append_checked(connection: sqlite3.Connection, heads: Heads, appends: Sequen
         append.result = [
             results.pop(d.key) if d.key in results else _first_result(d, firsts[d.key]) for d in append.drafts
         ]
+
+
+def adopt_rows(connection: sqlite3.Connection, stream: str, records: Sequence[Record]) -> int:
+    """Write those of a log's records that are new to the stream; how many they are.
+
+    Raises:
+        SequenceConflict: the stream holds something else in their place; nothing was written.
+    """
+    stream_id, last_seq = connection.execute(_select_head, (stream,)).fetchone() or (0, 0)
+    held = connection.execute(_select_range, (stream_id, records[0].seq, records[-1].seq))
+    new = new_records(stream, records, last_seq, (Record(stream, *row) for row in held))
+    for record in new if stream_id else ():
+        if connection.execute(_select_key, (stream_id, record.key)).fetchone() is not None:
+            raise key_taken(record, last_seq)
+    if new:
+        first, last = new[0], new[-1]
+        head = (stream, first.tenant, last.seq, len(new), first.persisted_at, last.persisted_at)
+        (stream_id,) = connection.execute(_put_head, head).fetchone()
+        connection.executemany(insert_event, [_row(stream_id, record) for record in new])
+    return len(new)
+
+
+def _row(stream_id: int, record: Record) -> Row:
+    envelope = (record.event_id, record.type, record.key, record.tenant, record.emitted_at, record.persisted_at)
+    return (stream_id, record.seq, *envelope, checksum(record.seq, *envelope, record.body), record.body)
 
 
 def _previous(connection: sqlite3.Connection, stream_id: int, seq: int, drafts: Sequence[Draft]) -> bytes | None:

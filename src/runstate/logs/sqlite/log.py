@@ -27,6 +27,7 @@ from runstate.errors import (
     NotALog,
     StreamNotFound,
 )
+from runstate.logs.adoption import check_records
 from runstate.logs.log import (
     AppendResult,
     BlobRef,
@@ -38,11 +39,12 @@ from runstate.logs.log import (
     Record,
     StoredSnapshot,
     StreamInfo,
+    check_expected,
     check_limit,
     decimal_position,
     refuse,
 )
-from runstate.logs.sqlite.appends import Append
+from runstate.logs.sqlite.appends import Append, adopt_rows
 from runstate.logs.sqlite.schema import prepare
 from runstate.logs.sqlite.verify import verify_file, verify_rest
 from runstate.logs.sqlite.writer import Writer, primary_code, translate
@@ -140,6 +142,20 @@ class SqliteLog:
         self._writer.append(append)
         return append.result
 
+    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+        check_stream(stream)
+        self._check_open()
+        check_records(stream, records)
+        new = 0
+
+        def adopt(connection: sqlite3.Connection) -> None:
+            nonlocal new
+            new = adopt_rows(connection, stream, records)
+
+        if records:
+            self._writer.work(adopt)
+        return new
+
     def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
         check_stream(stream)
         check_limit(limit)
@@ -218,16 +234,19 @@ class SqliteLog:
         # Not synced: a snapshot that a power cut takes away is rebuilt from the log.
         self._writer.work(save, durable=False)
 
-    def delete_stream(self, stream: str) -> None:
+    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
         check_stream(stream)
         self._check_open()
 
         def delete(connection: sqlite3.Connection) -> None:
-            row = connection.execute("DELETE FROM streams WHERE stream = ? RETURNING id", (stream,)).fetchone()
+            row = connection.execute("SELECT id, last_seq FROM streams WHERE stream = ?", (stream,)).fetchone()
             if row is None:
                 raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-            connection.execute("DELETE FROM snapshots WHERE stream_id = ?", row)
-            connection.execute("DELETE FROM events WHERE stream_id = ?", row)
+            stream_id, last_seq = row
+            check_expected(stream, last_seq, expected_seq)
+            connection.execute("DELETE FROM streams WHERE id = ?", (stream_id,))
+            connection.execute("DELETE FROM snapshots WHERE stream_id = ?", (stream_id,))
+            connection.execute("DELETE FROM events WHERE stream_id = ?", (stream_id,))
 
         self._writer.work(delete)
 
