@@ -19,6 +19,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlsplit, urlunsplit
 
 import psycopg
 from psycopg import sql
@@ -32,7 +33,8 @@ _start_max_s = 60
 class PostgresServer:
     """A server over a new directory. It can be restarted, and keeps its port."""
 
-    def __init__(self) -> None:
+    def __init__(self, password: str | None = None) -> None:
+        """With a password, it lets nobody in without one (SCRAM-SHA-256)."""
         self._directory = Path(tempfile.mkdtemp(prefix="runstate-postgres-"))
         self._as_user: dict[str, Any] = {}
         self._bin = _package / "pginstall/bin"
@@ -48,8 +50,14 @@ class PostgresServer:
         self._data = self._directory / "data"
         self._log = self._directory / "server.log"
         self._port = _free_port()
-        self.url = f"postgresql://postgres@127.0.0.1:{self._port}/postgres"
-        self._run("initdb", "-D", self._data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
+        login = "postgres" if password is None else f"postgres:{quote(password, safe='')}"
+        self.url = f"postgresql://{login}@127.0.0.1:{self._port}/postgres"
+        options = ["-D", self._data, "-U", "postgres", "-E", "UTF8", "--locale=C", "--no-sync", "-A"]
+        if password is None:
+            self._run("initdb", *options, "trust")
+        else:
+            (self._directory / "password").write_text(password)
+            self._run("initdb", *options, "scram-sha-256", "--pwfile", self._directory / "password")
         self.start()
 
     def start(self) -> None:
@@ -73,6 +81,8 @@ class PostgresServer:
                 return
             except psycopg.OperationalError as error:
                 if self._process.poll() is not None or time.monotonic() > deadline:
+                    self._process.kill()
+                    self._process.wait()
                     raise RuntimeError(f"Postgres did not start: {self._log.read_text()[-2000:]}") from error
             time.sleep(0.02)
 
@@ -116,6 +126,18 @@ def url_at(place: Path) -> str:
     if "RUNSTATE_TEST_POSTGRES_URL" in os.environ:  # Our own server is thrown away as a whole.
         atexit.register(_drop_schema, schema)
     return f"{server_url()}{'&' if '?' in server_url() else '?'}schema={schema}"
+
+
+def plain_and_schema(url: str) -> tuple[str, str]:
+    """A log's URL taken apart: what any client of the server understands, and the log's schema."""
+    plain, _, rest = url.partition("schema=")
+    return plain.rstrip("?&"), rest.partition("&")[0]
+
+
+def as_role(url: str, role: str, password: str) -> str:
+    """The same URL for somebody else."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=f"{role}:{password}@{parts.netloc.rpartition('@')[2]}"))
 
 
 def _drop_schema(schema: str) -> None:

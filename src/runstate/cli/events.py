@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
@@ -18,6 +17,7 @@ from runstate.cli.options import AsJson, BytesMax, Limit, ModelName, Stream, Url
 from runstate.cli.output import Overlong, numbered_lines, progress, words, write_json, write_line
 from runstate.errors import EventTooLarge, InvalidEvent, ModelFailed, RunstateError, StreamNotFound
 from runstate.logs.log import AppendResult, Position, Record
+from runstate.logs.waiting import wait_for_more
 from runstate.models.model import Model
 from runstate.models.registry import find_model, installed_models
 from runstate.store import Store, StoreOptions, default_model
@@ -26,7 +26,8 @@ from runstate.store import open as open_store
 _batch_events = 1000
 _reported_max = 20
 _spool_bytes = 64 * 1024 * 1024
-_poll_s = 0.2
+_wait_max_s = 2.0
+"""How long a log that wakes its followers is trusted to do so."""
 
 
 def append(
@@ -122,7 +123,7 @@ def tail(
                     if not follow:
                         break
                     sys.stdout.flush()
-                    time.sleep(_poll_s)
+                    wait_for_more(store.log, position, _wait_max_s)
         except KeyboardInterrupt:
             words.print()
         if stream is None or left is None:

@@ -1,58 +1,104 @@
-"""How an append becomes rows, in two round trips: lock the head and look, then write and commit.
+"""How appends become rows, in two round trips: lock the heads and look, then write all and commit.
 
-The head row's lock is the append authority: whoever holds it gives out the next `seq`, and knows every key of the
-stream. Waiting for it takes no transaction id, so the order of ids within a stream is the order of its seqs, which the
-feed relies on; the statement that writes checks it once more, and writes nothing if it were not so.
+A head row's lock is the append authority: whoever holds it gives out the next `seq`, and knows every key of the
+stream. The feed relies on the ids of a stream's transactions having the order of its seqs. A transaction gets its id
+with the first head that it locks, and could find a later id in the next one: the statement that writes leaves such a
+head as it is. Nothing of a stream is written unless its head is moved or made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 from zlib import crc32
 
-from psycopg.types.numeric import Int8
-
-from runstate.errors import LogFailed
-from runstate.logs.log import AppendResult, check_expected
+from runstate.errors import LogFailed, RunstateError, SequenceConflict
+from runstate.logs.log import AppendResult, Record, check_expected
+from runstate.logs.postgres.arrays import Blobs, Numbers, Texts
 from runstate.logs.postgres.connections import Connection
 from runstate.models.model import Draft
 
 # Each statement must see what was committed while the one before it waited, whatever the server's default is.
-_begin = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+begin = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 # Not FOR UPDATE: that would also wait for those who only need the stream to exist, as a snapshot does.
-_lock_head = "SELECT id, last_seq FROM streams WHERE stream = %s FOR NO KEY UPDATE"
+lock_heads = "SELECT stream, id, last_seq FROM streams WHERE stream = ANY(%s) FOR NO KEY UPDATE"
+# Whoever holds many heads and waited for one more could wait for ever, and would hold up all of them.
+lock_free_heads = f"{lock_heads} SKIP LOCKED"
+# At least a row for each stream that is there. With the server's clock, read while the heads are locked: one clock for
+# all producers, whatever theirs say. All keys come in one array, with each stream's part of it; OFFSET keeps the
+# planner from going through all events of a stream instead.
 _known = """
-SELECT e.key, e.event_id, e.seq, e.persisted_at, e.body FROM events e
-WHERE e.stream_id = (SELECT id FROM streams WHERE stream = %s) AND e.key = ANY(%s::text[])
+SELECT clock.now, known.* FROM
+    (SELECT to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')) AS clock (now)
+LEFT JOIN (
+    SELECT asked.stream, e.* FROM unnest(%s, %s, %s) AS asked (stream, first, last)
+    JOIN streams s ON s.stream = asked.stream LEFT JOIN LATERAL (
+        SELECT key, event_id, seq, persisted_at, body FROM events
+        WHERE stream_id = s.id AND key = ANY((%s)[asked.first:asked.last]) OFFSET 0
+    ) AS e ON true
+) AS known ON true
 """
-_last_body = (
-    "SELECT e.body FROM events e JOIN streams s ON e.stream_id = s.id AND e.seq = s.last_seq WHERE s.stream = %s"
-)
-# The server's clock, read while the head is locked: one clock for all producers, whatever theirs say.
-_clock = """SELECT to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')"""
-_move_head = """
-UPDATE streams SET last_seq = last_seq + %(count)s, events = events + %(count)s,
-    last_persisted_at = %(persisted_at)s, transaction = pg_current_xact_id()
-WHERE id = %(id)s AND last_seq = %(seq)s AND transaction < pg_current_xact_id() RETURNING id
+_last_bodies = """
+SELECT s.stream, e.body FROM streams s JOIN events e ON e.stream_id = s.id AND e.seq = s.last_seq
+WHERE s.stream = ANY(%s)
 """
-_new_head = """
-INSERT INTO streams (stream, tenant, last_seq, events, first_persisted_at, last_persisted_at)
-VALUES (%(stream)s, %(tenant)s, %(count)s, %(count)s, %(persisted_at)s, %(persisted_at)s)
-ON CONFLICT (stream) DO NOTHING RETURNING id
-"""
-_write = """
-WITH head AS ({head})
+_insert_events = """
 INSERT INTO events (stream_id, seq, event_id, type, key, tenant, emitted_at, persisted_at, crc, body)
-SELECT head.id, fresh.seq, event_id, type, key, tenant, emitted_at, %(persisted_at)s, crc, body
-FROM head, unnest(
-    %(seqs)s::bigint[], %(event_ids)s::text[], %(types)s::text[], %(keys)s::text[], %(tenants)s::text[],
-    %(emitted)s::text[], %(crcs)s::bigint[], %(bodies)b::bytea[]
-) AS fresh (seq, event_id, type, key, tenant, emitted_at, crc, body)
-ORDER BY fresh.seq
+SELECT head.id, fresh.seq, event_id, type, key, tenant, emitted_at, persisted_at, crc, body
+FROM head JOIN unnest(
+    %(of)s, %(seqs)s, %(event_ids)s, %(types)s, %(keys)s, %(tenants)s,
+    %(emitted)s, %(persisted)s, %(crcs)s, %(bodies)s
+) AS fresh (head, seq, event_id, type, key, tenant, emitted_at, persisted_at, crc, body) ON fresh.head = head.{head}
+ORDER BY fresh.head, fresh.seq
 """
-_write_on = _write.format(head=_move_head)
-_write_first = _write.format(head=_new_head)
+_move_heads = f"""
+WITH head AS (
+    UPDATE streams SET last_seq = moved.last_seq, events = streams.events + moved.events,
+        last_persisted_at = moved.persisted_at, transaction = pg_current_xact_id()
+    FROM unnest(%(ids)s, %(befores)s, %(lasts)s, %(counts)s, %(ends)s)
+        AS moved (id, before, last_seq, events, persisted_at)
+    WHERE streams.id = moved.id AND streams.last_seq = moved.before AND transaction < pg_current_xact_id()
+    RETURNING streams.id, stream
+), written AS ({_insert_events.format(head="id")})
+SELECT stream FROM head
+"""
+# By name, so that two who make the same streams at once wait for each other in one order.
+_make_heads = f"""
+WITH head AS (
+    INSERT INTO streams (stream, tenant, last_seq, events, first_persisted_at, last_persisted_at)
+    SELECT * FROM unnest(
+        %(streams)s, %(firsts)s, %(lasts)s, %(counts)s, %(starts)s,
+        %(ends)s
+    ) AS made (stream) ORDER BY made.stream
+    ON CONFLICT (stream) DO NOTHING RETURNING id, stream
+), written AS ({_insert_events.format(head="stream")})
+SELECT stream FROM head
+"""
+
+Answer = list[AppendResult] | RunstateError
+
+
+class Append:
+    """What a caller wants to be written, and in the end what it is told."""
+
+    __slots__ = ("drafts", "error", "expected_seq", "results", "stream")
+
+    def __init__(self, stream: str, drafts: Sequence[Draft], expected_seq: int | None) -> None:
+        self.stream, self.drafts, self.expected_seq = stream, drafts, expected_seq
+        self.results: list[AppendResult] | None = None
+        self.error: RunstateError | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing of it was decided, or written, yet."""
+        return self.results is None and self.error is None
+
+    def settle(self, answer: Answer) -> None:
+        if isinstance(answer, RunstateError):
+            self.error = answer
+        else:
+            self.results = answer
 
 
 class First(NamedTuple):
@@ -64,25 +110,52 @@ class First(NamedTuple):
     body: bytes
 
 
-class Head(NamedTuple):
-    """A stream as it stands while its head is locked; `stream_id` is None where there is none to lock."""
+class Head:
+    """A stream while its head is locked, and what is to be written to it; `id` is None where there is none to lock."""
 
-    stream: str
-    stream_id: int | None
-    last_seq: int
-    firsts: dict[str, First]
-    """Of the keys that were asked for, those that are known."""
-    last_body: bytes | None
-    persisted_at: str
+    __slots__ = ("before_seq", "firsts", "id", "last_body", "last_seq", "records", "stream")
 
+    def __init__(self, stream: str, stream_id: int | None = None, last_seq: int = 0) -> None:
+        self.stream, self.id = stream, stream_id
+        self.before_seq = self.last_seq = last_seq
+        self.firsts: dict[str, First] = {}
+        """Of the keys that were asked for, those that are known."""
+        self.last_body: bytes | None = None
+        self.records: list[Record] = []
 
-class Plan(NamedTuple):
-    """What an append will write, and what each of its drafts will be told."""
+    def add(self, append: Append, persisted_at: str) -> list[AppendResult]:
+        """Plan an append after those planned before it, all of it or nothing.
 
-    head: Head
-    new: list[Draft]
-    bodies: list[bytes]
-    results: list[AppendResult]
+        Raises:
+            SequenceConflict: there is something new, and the stream is not at `expected_seq`.
+            LogFailed: a draft cannot be rendered.
+        """
+        new: dict[str, First] = {}
+        records: list[Record] = []
+        results: list[AppendResult] = []
+        seq, previous = self.last_seq, self.last_body
+        for d in append.drafts:
+            first = self.firsts.get(d.key) or new.get(d.key)
+            if first is not None:
+                same = d.same_content(first.body)
+                results.append(AppendResult(first.event_id, first.seq, first.persisted_at, True, False, not same))
+                continue
+            if not records:
+                check_expected(self.stream, seq, append.expected_seq)
+            seq += 1
+            try:
+                body = previous = d.render(seq, persisted_at, previous)
+            except (TypeError, ValueError) as error:
+                raise LogFailed(f"It cannot be written: {error!r}") from error
+            new[d.key] = First(d.event_id, seq, persisted_at, body)
+            records.append(
+                Record(self.stream, seq, d.event_id, d.type, d.key, d.tenant, d.emitted_at, persisted_at, body)
+            )
+            results.append(AppendResult(d.event_id, seq, persisted_at))
+        self.last_seq, self.last_body = seq, previous
+        self.firsts.update(new)
+        self.records += records
+        return results
 
 
 def checksum(
@@ -93,84 +166,94 @@ def checksum(
     return crc32(envelope, crc32(body, seq & 0xFFFFFFFF))
 
 
-def lock_head(connection: Connection, stream: str, drafts: Sequence[Draft]) -> Head:
-    """Begin a transaction, and wait for the stream's head, if there is one. One round trip."""
+def plan(connection: Connection, appends: Sequence[Append], *, wait: bool) -> tuple[list[Head], dict[Append, Answer]]:
+    """Begin a transaction, lock the heads and decide what is to be written, and what each caller is told of it.
+
+    One round trip. With `wait`, for the head of the one stream; else a head that somebody else holds is left out, and
+    its appends get no answer.
+    """
+    asked: dict[str, list[str]] = {}
+    for append in appends:
+        asked.setdefault(append.stream, []).extend(draft.key for draft in append.drafts)
+    names = Texts(list(asked))
+    lasts = list(accumulate(map(len, asked.values())))
+    firsts = [1, *(last + 1 for last in lasts[:-1])]
+    keys = Texts([key for some in asked.values() for key in some])
     last = None
     with connection.pipeline():
-        connection.execute(_begin)
-        head = connection.execute(_lock_head, (stream,))
-        known = connection.execute(_known, (stream, [draft.key for draft in drafts]), binary=True)
-        if any(draft.chained for draft in drafts):
-            last = connection.execute(_last_body, (stream,), binary=True)
-        clock = connection.execute(_clock)
-    stream_id, last_seq = head.fetchone() or (None, 0)
-    # A stream that was made after the head was looked for is not ours to write to: its maker may still be at work.
-    firsts = {} if stream_id is None else {key: First(*row) for key, *row in known}
-    last_row = last.fetchone() if last is not None else None
-    (persisted_at,) = clock.fetchone() or ("",)
-    return Head(stream, stream_id, last_seq, firsts, last_row[0] if last_row else None, persisted_at)
-
-
-def plan(head: Head, drafts: Sequence[Draft], expected_seq: int | None) -> Plan:
-    """What is new among the drafts, where it goes, and what every caller is told.
-
-    Raises:
-        SequenceConflict: there is something new, and the stream is not at `expected_seq`.
-        LogFailed: a draft cannot be rendered.
-    """
-    firsts = dict(head.firsts)
-    made = Plan(head, [], [], [])
-    seq, previous = head.last_seq, head.last_body
-    for draft in drafts:
-        first = firsts.get(draft.key)
-        if first is not None:
-            same = draft.same_content(first.body)
-            made.results.append(AppendResult(first.event_id, first.seq, first.persisted_at, True, False, not same))
+        connection.execute(begin)
+        locked = connection.execute(lock_heads if wait else lock_free_heads, (names,))
+        known = connection.execute(_known, (names, Numbers(firsts), Numbers(lasts), keys), binary=True)
+        if any(draft.chained for append in appends for draft in append.drafts):
+            last = connection.execute(_last_bodies, (names,), binary=True)
+    heads = {stream: Head(stream, *row) for stream, *row in locked}
+    # One that was made after the heads were looked for is not ours to write to: its maker may still be at work.
+    busy = set()
+    rows = known.fetchall()
+    persisted_at: str = rows[0][0]
+    for _, stream, key, *first in rows:
+        if stream is not None and stream not in heads:
+            busy.add(stream)
+        elif key is not None:
+            heads[stream].firsts[key] = First(*first)
+    for stream, body in last or ():
+        if stream in heads:
+            heads[stream].last_body = body
+    answers: dict[Append, Answer] = {}
+    for append in appends:
+        if append.stream in busy:
             continue
-        if not made.new:
-            check_expected(head.stream, seq, expected_seq)
-        seq += 1
+        head = heads.setdefault(append.stream, Head(append.stream))
         try:
-            body = previous = draft.render(seq, head.persisted_at, previous)
-        except (TypeError, ValueError) as error:
-            raise LogFailed(f"It cannot be written: {error!r}") from error
-        firsts[draft.key] = First(draft.event_id, seq, head.persisted_at, body)
-        made.new.append(draft)
-        made.bodies.append(body)
-        made.results.append(AppendResult(draft.event_id, seq, head.persisted_at))
-    return made
+            answers[append] = head.add(append, persisted_at)
+        except (SequenceConflict, LogFailed) as error:
+            answers[append] = error
+    return list(heads.values()), answers
 
 
-def commit(connection: Connection, made: Plan) -> bool:
-    """Move the head, write all rows and commit, in one round trip.
+def commit(connection: Connection, heads: Iterable[Head]) -> set[str]:
+    """Move or make the heads, write their records and commit, in one round trip. The streams that were written.
 
-    False: another append has made the stream meanwhile, or has a later transaction; nothing was written, begin again.
+    One that is not among them was made by somebody else meanwhile, or has a later transaction: begin again with it.
     """
-    head, new = made.head, made.new
-    values = {
-        "id": head.stream_id,
-        "seq": Int8(head.last_seq),
-        "stream": head.stream,
-        "tenant": new[0].tenant,
-        "count": Int8(len(new)),
-        "persisted_at": head.persisted_at,
-        "seqs": [Int8(head.last_seq + 1 + number) for number in range(len(new))],
-        "event_ids": [draft.event_id for draft in new],
-        "types": [draft.type for draft in new],
-        "keys": [draft.key for draft in new],
-        "tenants": [draft.tenant for draft in new],
-        "emitted": [draft.emitted_at for draft in new],
-        "crcs": [Int8(_crc(made, number)) for number in range(len(new))],
-        "bodies": made.bodies,
-    }
+    moved = [head for head in heads if head.id is not None and head.records]
+    made = [head for head in heads if head.id is None and head.records]
     with connection.pipeline():
-        written = connection.execute(_write_first if head.stream_id is None else _write_on, values)
-        # Sent along without waiting: if the statement before it fails, the server skips this one.
+        written = []
+        if moved:
+            ids = Numbers([head.id or 0 for head in moved for _ in head.records])
+            written.append(connection.execute(_move_heads, _values(moved) | {"of": ids}))
+        if made:
+            names = Texts([head.stream for head in made for _ in head.records])
+            written.append(connection.execute(_make_heads, _values(made) | {"of": names}))
+        # Sent along without waiting: if a statement before it fails, the server skips this one.
         connection.execute("COMMIT")
-    return written.rowcount == len(new)
+    return {stream for cursor in written for (stream,) in cursor}
 
 
-def _crc(made: Plan, number: int) -> int:
-    d = made.new[number]
-    seq, persisted_at = made.head.last_seq + 1 + number, made.head.persisted_at
-    return checksum(seq, d.event_id, d.type, d.key, d.tenant, d.emitted_at, persisted_at, made.bodies[number])
+def _values(heads: Sequence[Head]) -> dict[str, object]:
+    records = [record for head in heads for record in head.records]
+    return {
+        "ids": Numbers([head.id or 0 for head in heads]),
+        "streams": Texts([head.stream for head in heads]),
+        "firsts": Texts([head.records[0].tenant for head in heads]),
+        "befores": Numbers([head.before_seq for head in heads]),
+        "lasts": Numbers([head.records[-1].seq for head in heads]),
+        "counts": Numbers([len(head.records) for head in heads]),
+        "starts": Texts([head.records[0].persisted_at for head in heads]),
+        "ends": Texts([head.records[-1].persisted_at for head in heads]),
+        "seqs": Numbers([r.seq for r in records]),
+        "event_ids": Texts([r.event_id for r in records]),
+        "types": Texts([r.type for r in records]),
+        "keys": Texts([r.key for r in records]),
+        "tenants": Texts([r.tenant for r in records]),
+        "emitted": Texts([r.emitted_at for r in records]),
+        "persisted": Texts([r.persisted_at for r in records]),
+        "crcs": Numbers(
+            [
+                checksum(r.seq, r.event_id, r.type, r.key, r.tenant, r.emitted_at, r.persisted_at, r.body)
+                for r in records
+            ]
+        ),
+        "bodies": Blobs([r.body for r in records]),
+    }

@@ -21,15 +21,19 @@ from runstate.errors import (
     LogFull,
     RunstateError,
 )
+from runstate.logs.postgres.arrays import dumpers
 
 T = TypeVar("T")
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# remote_apply is stronger than on, and stays where an operator has asked for it.
+# remote_apply is stronger than on, and stays where an operator has asked for it. Every statement of a log goes by an
+# index; a plan that is made while its tables are small, or unknown to the planner, must do so too, for it may stay.
 _settings = """
 SELECT set_config('search_path', %s, false), set_config('lock_timeout', %s, false),
        set_config('synchronous_commit', CASE current_setting('synchronous_commit')
-                                        WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false)
+                                        WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false),
+       set_config('enable_seqscan', 'off', false), set_config('enable_hashjoin', 'off', false),
+       set_config('enable_mergejoin', 'off', false), set_config('jit', 'off', false)
 """
 _busy = (
     driver.LockNotAvailable,
@@ -77,22 +81,30 @@ class Connections:
             LogFailed: the server cannot be reached, or does not let us in. The pool would try for minutes instead.
         """
         try:
-            connection: Connection = psycopg.connect(self._conninfo, **self._arguments)
-        except psycopg.Error as error:
-            if isinstance(error, _busy):
-                raise translate(error) from error
-            raise LogFailed(f"The server cannot be reached, or refuses the connection: {error}") from error
-        try:
-            with connection:
-                self._configure(connection)
+            with self.connect() as connection:
                 answer = work(connection)
         except psycopg.Error as error:
             raise translate(error) from error
         self._pool.open()
         return answer
 
+    def connect(self) -> Connection:
+        """A connection that is not the pool's.
+
+        Raises:
+            LogFailed, LogBusy: the server cannot be reached, or does not let us in.
+        """
+        try:
+            connection: Connection = psycopg.connect(self._conninfo, **self._arguments)
+        except psycopg.Error as error:
+            if isinstance(error, _busy):
+                raise translate(error) from error
+            raise LogFailed(f"The server cannot be reached, or refuses the connection: {error}") from error
+        self._configure(connection)
+        return connection
+
     @contextmanager
-    def one(self) -> Iterator[Connection]:
+    def one(self, timeout_s: float | None = None) -> Iterator[Connection]:
         """A connection, with no transaction open, for as long as the block takes.
 
         Raises:
@@ -100,11 +112,12 @@ class Connections:
             RunstateError: whatever else the server answered; its transaction was rolled back.
         """
         with _translated():
-            connection = self._pool.getconn()
+            connection = self._pool.getconn(timeout_s)
         try:
             yield connection
         except psycopg.Error as error:
-            if connection.closed or isinstance(error, driver.AdminShutdown | driver.CrashShutdown):
+            if _is_lost(connection, error):
+                connection.close()
                 raise ConnectionLost(str(error)) from error
             raise translate(error) from error
         finally:
@@ -140,7 +153,18 @@ class Connections:
         self._pool.close()
 
     def _configure(self, connection: Connection) -> None:
+        for array, dumper in dumpers:
+            connection.adapters.register_dumper(array, dumper)
         connection.execute(_settings, (self._schema, f"{int(self._busy_timeout_s * 1000)}ms"))
+
+
+def _is_lost(connection: Connection, error: psycopg.Error) -> bool:
+    """Whether the error says nothing about what the server did: it is no answer, or the last words of a session.
+
+    The driver may be the one to speak: a pipeline that cannot be left hides what ended it.
+    """
+    is_answer = error.sqlstate is not None or not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return connection.closed or not is_answer or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
 
 
 @contextmanager

@@ -19,12 +19,12 @@ from runstate.errors import (
     BlobNotFound,
     InvalidJson,
     InvalidPosition,
-    LogBusy,
     LogClosed,
     LogDamaged,
     LogFailed,
     StreamNotFound,
 )
+from runstate.logs.adoption import check_records
 from runstate.logs.log import (
     AppendResult,
     BlobRef,
@@ -36,13 +36,16 @@ from runstate.logs.log import (
     Record,
     StoredSnapshot,
     StreamInfo,
+    check_expected,
     check_limit,
     refuse,
 )
-from runstate.logs.postgres.appends import commit, lock_head, plan
+from runstate.logs.postgres.appends import Append
+from runstate.logs.postgres.bell import Bell
 from runstate.logs.postgres.connections import Connection, ConnectionLost, Connections
 from runstate.logs.postgres.schema import prepare
 from runstate.logs.postgres.verify import verify_rest, verify_schema
+from runstate.logs.postgres.writer import Writer
 from runstate.models.canonical import digest
 from runstate.models.model import Draft, check_stream
 
@@ -67,8 +70,9 @@ WHERE (e.transaction, e.position) > (%s::xid8, %s) AND e.transaction < pg_snapsh
 ORDER BY e.transaction, e.position LIMIT %s
 """
 # Ordered, and not in EXISTS, which drops the order: without it Postgres may look through the whole table.
-_is_held_back = """
-SELECT true FROM events WHERE (transaction, position) > (%s::xid8, %s) ORDER BY transaction, position LIMIT 1
+_is_more = """
+SELECT transaction < pg_snapshot_xmin(pg_current_snapshot()) FROM events
+WHERE (transaction, position) > (%s::xid8, %s) ORDER BY transaction, position LIMIT 1
 """
 _is_handed_out = """
 SELECT %s::xid8 < pg_snapshot_xmin(pg_current_snapshot()) AND %s <= (SELECT last_value FROM events_position_seq)
@@ -90,6 +94,7 @@ ON CONFLICT (stream_id, model) DO UPDATE
 SET version = excluded.version, seq = excluded.seq, digest = excluded.digest, body = excluded.body
 WHERE excluded.version <> kept.version OR excluded.seq >= kept.seq
 """
+_lock_stream = "SELECT id, last_seq FROM streams WHERE stream = %s FOR UPDATE"
 _digest_pattern = re.compile(r"sha256:([0-9a-f]{64})")
 
 _seq_max = 2**63 - 1
@@ -108,22 +113,26 @@ class PostgresLog:
         create: bool = True,
         pool_max: int = pool_max_default,
         busy_timeout_s: float = busy_timeout_default_s,
+        partitions: int | None = None,
     ) -> None:
-        """Connect, and make the schema and its tables if they are not there.
+        """Connect, and make the schema and its tables if they are not there, the events in so many partitions.
 
         Raises:
             LogNotFound: they are not there, and `create` is false.
             NotALog: something else is in the schema.
             LogTooNew: a newer Runstate wrote it.
             LogFailed: the server cannot be reached, refuses the connection, or is too old.
+            InvalidUrl: the log is there, with another number of partitions.
         """
         self._pid = os.getpid()
         self._closed = False
-        self._busy_timeout_s = busy_timeout_s
         self._connections = Connections(conninfo, schema, pool_max=pool_max, busy_timeout_s=busy_timeout_s)
 
+        self._bell = Bell(self._connections, schema)
+        self._writer = Writer(self._connections, busy_timeout_s, self._bell.ring)
+
         def first(connection: Connection) -> None:
-            prepare(connection, schema, create=create)
+            prepare(connection, schema, create=create, partitions=partitions)
             _let_settle(connection)
 
         self._connections.first(first)
@@ -133,27 +142,15 @@ class PostgresLog:
         self._check_open()
         if not drafts:
             return []
-        deadline = time.monotonic() + self._busy_timeout_s
-        while time.monotonic() < deadline:
-            is_sent = False
-            try:
-                with self._connections.one() as connection:
-                    made = plan(lock_head(connection, stream, drafts), drafts, expected_seq)
-                    if not made.new:
-                        return made.results
-                    is_sent = True
-                    if commit(connection, made):
-                        return made.results
-            except ConnectionLost as lost:
-                if is_sent:
-                    raise AppendOutcomeUnknown(
-                        f"The connection was lost during the commit ({lost}); send the same keys again"
-                    ) from lost
-                # Nothing was sent that could have written: the server was restarted since the last use.
-                self._connections.drop_broken()
-            except UnicodeEncodeError as error:
-                raise LogFailed(f"It cannot be written: {error!r}") from error
-        raise LogBusy(f"The stream {stream!r} could not be written within {self._busy_timeout_s:g} s; try again")
+        wanted = Append(stream, drafts, expected_seq)
+        self._writer.append(wanted)
+        return wanted.results or []
+
+    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+        check_stream(stream)
+        check_records(stream, records)
+        self._check_open()
+        return self._writer.adopt(stream, records) if records else 0
 
     def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
         check_stream(stream)
@@ -189,8 +186,8 @@ class PostgresLog:
             with connection.pipeline():
                 known = connection.execute(_is_handed_out, place)
                 rows = connection.execute(_feed, (*place, _place(limit)), binary=True)
-                held = connection.execute(_is_held_back, place)
-            return after is None or _truth(known.fetchone()), rows.fetchall(), _truth(held.fetchone())
+                more = connection.execute(_is_more, place)
+            return after is None or _truth(known.fetchone()), rows.fetchall(), more.fetchone() is not None
 
         while True:
             is_known, rows, is_held_back = self._connections.run(page)
@@ -201,6 +198,17 @@ class PostgresLog:
             # Something is committed, but an older transaction still runs. Most end within a moment.
             time.sleep(_pause_s)
         return FeedPage([Record(*row[2:]) for row in rows], Position(f"{rows[-1][0]}-{rows[-1][1]}") if rows else after)
+
+    def wait(self, after: Position | None, timeout_s: float) -> None:
+        """Wait until there may be something after that place of the feed, but no longer than `timeout_s`."""
+        self._check_open()
+        place = _parsed(after)
+
+        def is_more() -> bool | None:
+            row = self._connections.run(lambda c: c.execute(_is_more, place).fetchone())
+            return None if row is None else bool(row[0])
+
+        self._bell.wait(is_more, timeout_s)
 
     def streams(self, *, after: str = "", limit: int = 1000) -> list[StreamInfo]:
         check_limit(limit)
@@ -243,16 +251,18 @@ class PostgresLog:
         if not self._connections.run(save) and self.stream(stream) is None:
             raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
 
-    def delete_stream(self, stream: str) -> None:
+    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
         check_stream(stream)
         self._check_open()
         try:
             with self._connections.one() as connection, connection.transaction():
-                row = connection.execute("DELETE FROM streams WHERE stream = %s RETURNING id", (stream,)).fetchone()
+                row = connection.execute(_lock_stream, (stream,)).fetchone()
                 if row is None:
                     raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-                connection.execute("DELETE FROM snapshots WHERE stream_id = %s", row)
-                connection.execute("DELETE FROM events WHERE stream_id = %s", row)
+                check_expected(stream, row[1], expected_seq)
+                # The head first: the database lets events go only after it.
+                for table, column in (("streams", "id"), ("snapshots", "stream_id"), ("events", "stream_id")):
+                    connection.execute(f"DELETE FROM {table} WHERE {column} = %s", row[:1])
         except ConnectionLost as lost:
             raise AppendOutcomeUnknown(f"The stream may or may not be deleted ({lost}); look, and try again") from lost
 
@@ -299,6 +309,7 @@ class PostgresLog:
             return
         self._closed = True
         if os.getpid() == self._pid:
+            self._bell.close()
             self._connections.close()
 
     def __enter__(self) -> Self:

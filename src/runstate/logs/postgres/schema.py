@@ -9,7 +9,7 @@ from typing import LiteralString
 
 from psycopg import sql
 
-from runstate.errors import LogFailed, LogNotFound, LogTooNew, NotALog
+from runstate.errors import InvalidUrl, LogFailed, LogNotFound, LogTooNew, NotALog
 from runstate.logs.log import now
 from runstate.logs.postgres.connections import Connection
 
@@ -18,7 +18,7 @@ server_version_min = 130_000
 _migration_lock = 0x52554E53
 """`RUNS`, as an advisory lock of the whole database."""
 
-_version_1: LiteralString = """
+_streams: LiteralString = """
 CREATE TABLE streams (
     id                 bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     stream             text COLLATE "C" NOT NULL UNIQUE,
@@ -31,8 +31,9 @@ CREATE TABLE streams (
 ) WITH (fillfactor = 80);
 -- Room on each page for the next version of a head: it moves with every append, and no index of it changes.
 
-CREATE TABLE events (
-    position     bigint GENERATED ALWAYS AS IDENTITY,
+"""
+
+_event_columns: LiteralString = """
     transaction  xid8 NOT NULL DEFAULT pg_current_xact_id(),
     stream_id    bigint NOT NULL,
     seq          bigint NOT NULL,
@@ -46,11 +47,33 @@ CREATE TABLE events (
     body         bytea NOT NULL,
     PRIMARY KEY (stream_id, seq),
     UNIQUE (stream_id, key)
-);
+"""
 
--- The feed. A position alone is taken before its commit, and would let events appear behind a reader.
+# The feed has its own index. A position alone is taken before its commit, and would let events appear behind a reader.
+_events: LiteralString = (
+    """
+CREATE TABLE events (
+    position     bigint GENERATED ALWAYS AS IDENTITY,"""
+    + _event_columns
+    + """);
 CREATE UNIQUE INDEX events_feed ON events (transaction, position);
+"""
+)
 
+# Postgres before 17 knows no identity column in a partitioned table, and a unique index there must hold the stream.
+_partitioned_events: LiteralString = (
+    """
+CREATE SEQUENCE events_position_seq;
+CREATE TABLE events (
+    position     bigint NOT NULL DEFAULT nextval('events_position_seq'),"""
+    + _event_columns
+    + """) PARTITION BY HASH (stream_id);
+ALTER SEQUENCE events_position_seq OWNED BY events.position;
+CREATE INDEX events_feed ON events (transaction, position);
+"""
+)
+
+_rest: LiteralString = """
 CREATE TABLE snapshots (
     stream_id bigint NOT NULL,
     model     text NOT NULL,
@@ -89,15 +112,28 @@ CREATE TRIGGER events_are_never_deleted_singly BEFORE DELETE ON events
 FOR EACH ROW EXECUTE FUNCTION refuse_single_deletion();
 """
 
-migrations: list[LiteralString] = [_version_1]
+# The table's triggers for rows are also its partitions'; those for statements fire only for the table that was named.
+_partition: LiteralString = """
+CREATE TABLE {partition} PARTITION OF events FOR VALUES WITH (MODULUS {count}, REMAINDER {number});
+CREATE TRIGGER events_are_never_updated BEFORE UPDATE ON {partition}
+FOR EACH STATEMENT EXECUTE FUNCTION refuse_change();
+CREATE TRIGGER events_are_never_truncated BEFORE TRUNCATE ON {partition}
+FOR EACH STATEMENT EXECUTE FUNCTION refuse_change();
+"""
+
+migrations: list[LiteralString] = [_streams + _events + _rest]
 """The n-th turns version n into version n + 1. Published ones are never edited."""
 
 _tables = "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s"
 _exists = "SELECT 1 FROM pg_namespace WHERE nspname = %s"
+_partition_count = """
+SELECT count(*) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhparent JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relname = 'events'
+"""
 _newest = "SELECT coalesce(max(version), 0) FROM runstate_version"
 
 
-def prepare(connection: Connection, schema: str, *, create: bool) -> None:
+def prepare(connection: Connection, schema: str, *, create: bool, partitions: int | None) -> None:
     """Bring the schema to the newest version; make it, and its tables, if it is not there.
 
     Raises:
@@ -105,23 +141,41 @@ def prepare(connection: Connection, schema: str, *, create: bool) -> None:
         NotALog: the schema holds tables of somebody else.
         LogTooNew: a newer Runstate wrote it.
         LogFailed: the server is too old, or does not keep text in UTF-8.
+        InvalidUrl: the log is there, with another number of partitions.
     """
     _check_server(connection)
-    if _version(connection, schema) == len(migrations):
-        return
-    if not create and _version(connection, schema) == 0:
+    version = _version(connection, schema)
+    if not create and version == 0:
         raise LogNotFound(f"There is no log in the schema {schema}", schema=schema)
-    with connection.transaction():
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (_migration_lock,))
-        # Another process may have been faster while this one waited for the lock.
-        version = _version(connection, schema)
-        if connection.execute(_exists, (schema,)).fetchone() is None:
-            connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
-        if version == 0:
-            connection.execute("CREATE TABLE runstate_version (version bigint PRIMARY KEY, applied_at text NOT NULL)")
-        for number in range(version, len(migrations)):
+    if version < len(migrations):
+        with connection.transaction():
+            # To see what was done while it waited for the lock: another process may have been faster.
+            connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (_migration_lock,))
+            _migrate(connection, schema, partitions)
+    there = connection.execute(_partition_count, (schema,)).fetchone()
+    if partitions is not None and there is not None and there[0] != partitions:
+        raise InvalidUrl(
+            f"The log has {there[0]} partitions, not {partitions}: they are chosen when a log is made. Leave them out "
+            "of the URL, or copy the log to a new one"
+        )
+
+
+def _migrate(connection: Connection, schema: str, partitions: int | None) -> None:
+    version = _version(connection, schema)
+    if connection.execute(_exists, (schema,)).fetchone() is None:
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+    if version == 0:
+        connection.execute("CREATE TABLE runstate_version (version bigint PRIMARY KEY, applied_at text NOT NULL)")
+    for number in range(version, len(migrations)):
+        if number == 0 and partitions:
+            connection.execute(_streams + _partitioned_events + _rest)
+            for part in range(partitions):
+                names = {"partition": sql.Identifier(f"events_{part}"), "count": partitions, "number": part}
+                connection.execute(sql.SQL(_partition).format(**names))
+        else:
             connection.execute(migrations[number])
-            connection.execute("INSERT INTO runstate_version VALUES (%s, %s)", (number + 1, now()))
+        connection.execute("INSERT INTO runstate_version VALUES (%s, %s)", (number + 1, now()))
 
 
 def _check_server(connection: Connection) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -12,13 +12,14 @@ from runstate.errors import InvalidUrl
 from runstate.logs.postgres.log import PostgresLog, busy_timeout_default_s, pool_max_default, schema_default
 
 _schema_pattern = re.compile(r"[a-z_][a-z0-9_]{0,62}")
-_options = ("schema", "pool_max", "busy_timeout_s")
+_options = ("schema", "pool_max", "busy_timeout_s", "partitions")
+_partitions_max = 256
 
 
 def open_url(url: str, *, create: bool = True) -> PostgresLog:
-    """`postgresql://USER:PASSWORD@HOST:PORT/DATABASE?schema=NAME&pool_max=N&busy_timeout_s=S`.
+    """`postgresql://USER:PASSWORD@HOST:PORT/DATABASE?schema=NAME&pool_max=N&busy_timeout_s=S&partitions=N`.
 
-    Everything but those three options is libpq's, and its environment variables and password file count too.
+    Everything but those four options is libpq's, and its environment variables and password file count too.
 
     Raises:
         InvalidUrl: what is wrong with it. The URL itself is not repeated: it may hold a password.
@@ -29,7 +30,8 @@ def open_url(url: str, *, create: bool = True) -> PostgresLog:
     except ValueError as error:
         raise InvalidUrl("The URL cannot be read: write postgresql://USER@HOST:PORT/DATABASE") from error
     ours = dict(pair for pair in pairs if pair[0] in _options)
-    rest = urlencode([pair for pair in pairs if pair[0] not in _options])
+    # libpq takes a + for a plus.
+    rest = urlencode([pair for pair in pairs if pair[0] not in _options], quote_via=quote)
     if not url.startswith("postgresql://"):
         raise InvalidUrl("The URL names no server: write postgresql://USER@HOST:PORT/DATABASE")
     conninfo = urlunsplit(("postgresql", parts.netloc, parts.path, rest, ""))
@@ -46,12 +48,22 @@ def open_url(url: str, *, create: bool = True) -> PostgresLog:
     schema = ours.get("schema", schema_default)
     if not _schema_pattern.fullmatch(schema) or schema.startswith("pg_"):
         raise InvalidUrl(f"{schema[:80]!r} is no schema for a log: small letters, digits and _, not pg_…")
-    pool_max = ours.get("pool_max", str(pool_max_default))
-    if not (pool_max.isascii() and pool_max.isdecimal() and 1 <= int(pool_max[:9]) <= 1000):
-        raise InvalidUrl(f"pool_max={pool_max[:80]!r} is no number of connections: write one from 1 to 1000")
+    pool_max = _number(ours.get("pool_max", str(pool_max_default)), "pool_max", 1000)
+    partitions = _number(ours["partitions"], "partitions", _partitions_max) if "partitions" in ours else None
     busy_timeout_s = ours.get("busy_timeout_s", str(busy_timeout_default_s))
     if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,3})?", busy_timeout_s):
         raise InvalidUrl(f"busy_timeout_s={busy_timeout_s[:80]!r} is no number of seconds")
     return PostgresLog(
-        conninfo, schema=schema, create=create, pool_max=int(pool_max), busy_timeout_s=float(busy_timeout_s)
+        conninfo,
+        schema=schema,
+        create=create,
+        pool_max=pool_max,
+        busy_timeout_s=float(busy_timeout_s),
+        partitions=partitions,
     )
+
+
+def _number(text: str, option: str, most: int) -> int:
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= most):
+        raise InvalidUrl(f"{option}={text[:80]!r} makes no sense: write a number from 1 to {most}")
+    return int(text)

@@ -1,0 +1,139 @@
+"""Writes appends: with those of other threads in one transaction, or alone where that cannot be.
+
+A group never waits for a head that somebody else holds, and one that fails has written nothing. Either way its appends
+are tried again one by one, each by its own thread on its own connection: no append fails for what its neighbour did.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from runstate.errors import AppendOutcomeUnknown, LogBusy, LogFailed, RunstateError
+from runstate.logs.adoption import key_taken, new_records
+from runstate.logs.log import Record
+from runstate.logs.postgres.appends import Append, begin, commit, lock_heads, plan
+from runstate.logs.postgres.appends import Head as LockedHead
+from runstate.logs.postgres.arrays import Numbers, Texts
+from runstate.logs.postgres.connections import Connection, ConnectionLost, Connections
+from runstate.logs.postgres.groups import Groups
+
+shared_drafts_max = 32
+"""Drafts of an append that shares its transaction. The work of a larger one is better done beside the others'."""
+
+_held = """
+SELECT e.seq, e.event_id, e.type, e.key, e.tenant, e.emitted_at, e.persisted_at, e.body FROM events e
+WHERE e.stream_id = (SELECT id FROM streams WHERE stream = %s)
+    AND (e.seq = ANY(%s) OR e.key = ANY(%s))
+"""
+
+
+class Writer:
+    """Appends for all threads of a process."""
+
+    def __init__(self, connections: Connections, busy_timeout_s: float, committed: Callable[[], None]) -> None:
+        """`committed` is called after each transaction that has written something, before its callers are told."""
+        self._connections, self._busy_timeout_s, self._committed = connections, busy_timeout_s, committed
+        self._groups = Groups(self._write_group)
+
+    def append(self, append: Append) -> None:
+        """Answer an append, once what it writes is durable.
+
+        Raises:
+            SequenceConflict, LogBusy, LogFull, LogClosed: nothing was written.
+            AppendOutcomeUnknown: it may have been.
+        """
+        if len(append.drafts) <= shared_drafts_max:
+            self._groups.run(append)
+        self._until_done(append.stream, lambda: not append.is_open, lambda: self._write([append], wait=True))
+        if append.error is not None:
+            raise append.error
+
+    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+        """Write what is new of another log's records; how many were."""
+        done: list[int] = []
+        self._until_done(stream, lambda: bool(done), lambda: done.extend(self._adopt(stream, records)))
+        return done[0]
+
+    def _until_done(self, stream: str, is_done: Callable[[], bool], attempt: Callable[[], None]) -> None:
+        deadline = time.monotonic() + self._busy_timeout_s
+        while not is_done():
+            if time.monotonic() > deadline:
+                raise LogBusy(f"The stream {stream!r} could not be written in {self._busy_timeout_s:g} s; try again")
+            try:
+                attempt()
+            except UnicodeEncodeError as error:
+                raise LogFailed(f"It cannot be written: {error!r}") from error
+
+    def _write_group(self, appends: list[Append]) -> None:
+        # Whatever it is, it was rolled back, and whoever is to blame will meet it again when tried alone.
+        with suppress(RunstateError, ValueError, TypeError):
+            self._write(appends, wait=False)
+
+    def _write(self, appends: list[Append], *, wait: bool) -> None:
+        """Answer the appends; those stay open that have to be tried again."""
+        sent: list[Append] = []
+        try:
+            with self._connections.one() as connection:
+                heads, answers = plan(connection, appends, wait=wait)
+                unwritten = {head.stream for head in heads if head.records}
+                if unwritten:
+                    sent = list(answers)
+                    unwritten -= commit(connection, heads)
+                    self._committed()
+        except ConnectionLost as lost:
+            _leave_unknown(sent, f"The connection was lost during the commit ({lost})")
+            if not sent:
+                # Nothing was sent that could have written: the server was restarted since the last use.
+                self._connections.drop_broken()
+            return
+        except BaseException as interrupt:
+            if not isinstance(interrupt, Exception):
+                _leave_unknown(sent, "The commit was interrupted")
+            raise
+        for append, answer in answers.items():
+            if append.stream not in unwritten:
+                append.settle(answer)
+
+    def _adopt(self, stream: str, records: Sequence[Record]) -> list[int]:
+        """How many were new; nothing if it has to be tried again."""
+        sent = False
+        try:
+            with self._connections.one() as connection:
+                head = _planned(connection, stream, records)
+                if head.records:
+                    sent = True
+                    if not commit(connection, [head]):
+                        return []
+                    self._committed()
+                return [len(head.records)]
+        except ConnectionLost as lost:
+            if sent:
+                raise AppendOutcomeUnknown(
+                    f"The connection was lost during the commit ({lost}); adopt the same records again"
+                ) from lost
+            self._connections.drop_broken()
+            return []
+
+
+def _leave_unknown(appends: list[Append], why: str) -> None:
+    for append in appends:
+        append.settle(AppendOutcomeUnknown(f"{why}; send the same keys again"))
+
+
+def _planned(connection: Connection, stream: str, records: Sequence[Record]) -> LockedHead:
+    """The stream's head, locked, with those of the records that are to be written to it."""
+    with connection.pipeline():
+        connection.execute(begin)
+        locked = connection.execute(lock_heads, (Texts([stream]),))
+        values = (stream, Numbers([r.seq for r in records]), Texts([r.key for r in records]))
+        found = connection.execute(_held, values, binary=True)
+    head = LockedHead(*(locked.fetchone() or (stream,)))
+    held = [Record(stream, *row) for row in found] if head.id is not None else []
+    head.records = new_records(stream, records, head.last_seq, held)
+    keys = {record.key for record in held}
+    for record in head.records:
+        if record.key in keys:
+            raise key_taken(record, head.last_seq)
+    return head

@@ -1,0 +1,48 @@
+"""What tests do with a session of their own on a log's tables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+
+Session = psycopg.Connection[tuple[Any, ...]]
+
+_hold = """
+CREATE FUNCTION hold_late() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(hashtext(TG_TABLE_SCHEMA));
+    RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER hold_late AFTER INSERT ON events DEFERRABLE INITIALLY DEFERRED
+FOR EACH ROW WHEN (NEW.key LIKE 'late%') EXECUTE FUNCTION hold_late();
+"""
+
+
+@contextmanager
+def late_commits_held(session: Session) -> Iterator[None]:
+    """While the block runs, an append with a key like `late…` has written its rows, and does not get to commit."""
+    if session.execute("SELECT to_regproc(current_schema() || '.hold_late')").fetchone() == (None,):
+        session.execute(_hold)
+    session.execute("SELECT pg_advisory_lock(hashtext(current_schema()))")
+    try:
+        yield
+    finally:
+        session.execute("SELECT pg_advisory_unlock(hashtext(current_schema()))")
+
+
+def somebody_waits_for(session: Session) -> bool:
+    """Whether somebody waits for a lock that the session holds."""
+    found = session.execute("SELECT 1 FROM pg_stat_activity WHERE pg_backend_pid() = ANY(pg_blocking_pids(pid))")
+    return found.fetchone() is not None
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Wait for what other threads are about to do."""
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline, "it never came to be"
+        time.sleep(0.002)
