@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: help setup demo check test soak bench bench-pipeline format clean
+.PHONY: help setup demo check test soak bench bench-pipeline bench-postgres format clean
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 
@@ -38,6 +38,9 @@ bench: setup ## measure against the limits of this machine; prints ratios, write
 
 bench-pipeline: setup ## the same for the Spark pipeline; minutes, and some gigabytes of disk
 	$(BIN)/python -m benchmarks.pipeline
+
+bench-postgres: setup ## the same for Postgres, beside the package eventsourcing and bare SQL on the same server
+	$(BIN)/python -m benchmarks.postgres
 
 format: setup ## let ruff rewrite what it can
 	$(BIN)/ruff format .

@@ -96,6 +96,25 @@ def measure(case: Case, root: Path, budget_s: float) -> Result:
     return Result(case, timings[0], tuple(timings[1:]), tuple(ratios))
 
 
+def measure_rounds(case: Case, root: Path, rounds: int) -> Result:
+    """`measure` for calls that take seconds: one call of each side in a round, and no calls to find out how many."""
+    sides = (case.ours, *case.limits)
+    times: list[list[float]] = [[] for _ in sides]
+    with ExitStack() as stack:
+        opened = [open_side(stack, side, root) for side in sides]
+        gc.collect()
+        for number in range(rounds):
+            for index in range(len(sides)) if number % 2 == 0 else reversed(range(len(sides))):
+                thunk = next(opened[index])
+                start = time.perf_counter()
+                thunk()
+                times[index].append(time.perf_counter() - start)
+    timings = [Timing(side.name, side.events, Spread.of(taken)) for side, taken in zip(sides, times, strict=True)]
+    costs = [[t / side.events for t in taken] for side, taken in zip(sides, times, strict=True)]
+    ratios = [Spread.of([limit / ours for limit, ours in zip(cost, costs[0], strict=True)]) for cost in costs[1:]]
+    return Result(case, timings[0], tuple(timings[1:]), tuple(ratios))
+
+
 def open_side(stack: ExitStack, side: Side, root: Path) -> Iterator[Thunk]:
     """A side in a directory of its own, which goes when the stack does."""
     directory = stack.enter_context(TemporaryDirectory(dir=root))

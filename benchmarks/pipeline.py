@@ -8,7 +8,6 @@ seconds. Nothing was read from a cold disk either: what was written a moment ago
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import shutil
 import sys
@@ -28,7 +27,7 @@ from rich.table import Table
 
 from benchmarks.case import Aim, Case, show_seconds
 from benchmarks.fleet import Fleet, check_fleet, made_fleet
-from benchmarks.measure import Result, Spread, Timing, open_side
+from benchmarks.measure import Result, measure_rounds, open_side
 from benchmarks.pipeline_growth import (
     Growth,
     full_ingests,
@@ -46,6 +45,7 @@ from benchmarks.pipeline_sides import (
     one_process,
     plain_processes,
     snapshots,
+    two_processes,
 )
 from benchmarks.plot import save_plot
 from benchmarks.report import as_data, machine_facts, print_aims, print_facts, print_table, show_ratio
@@ -59,25 +59,6 @@ rounds_default = 3
 plot_default = Path("benchmarks/results/pipeline.png")
 sources = {"rundir": ("replay-rundir", 1.8), "framed": ("replay-ndjson", 1.8), "sqlite": ("replay-sqlite", None)}
 names = ("replay-rundir", "replay-ndjson", "replay-sqlite", "replay-table", "linear", "incremental", "memory")
-
-
-def measure_rounds(case: Case, root: Path, rounds: int) -> Result:
-    """`measure` for calls that take seconds: one call of each side in a round, and no calls to find out how many."""
-    sides = (case.ours, *case.limits)
-    times: list[list[float]] = [[] for _ in sides]
-    with ExitStack() as stack:
-        opened = [open_side(stack, side, root) for side in sides]
-        gc.collect()
-        for number in range(rounds):
-            for index in range(len(sides)) if number % 2 == 0 else reversed(range(len(sides))):
-                thunk = next(opened[index])
-                start = time.perf_counter()
-                thunk()
-                times[index].append(time.perf_counter() - start)
-    timings = [Timing(side.name, side.events, Spread.of(taken)) for side, taken in zip(sides, times, strict=True)]
-    costs = [[t / side.events for t in taken] for side, taken in zip(sides, times, strict=True)]
-    ratios = [Spread.of([limit / ours for limit, ours in zip(cost, costs[0], strict=True)]) for cost in costs[1:]]
-    return Result(case, timings[0], tuple(timings[1:]), tuple(ratios))
 
 
 class Run:
@@ -126,7 +107,8 @@ class Run:
 
     def _log_case(self, name: str, made: Fleet, bound: float | None) -> Case:
         bench, model = self.bench, made.format.model
-        limits = (one_process(bench, made), decodes(bench, made), counts(bench, made.url, made.events, model))
+        plain = one_process(bench, made), two_processes(bench, made)
+        limits = (*plain, decodes(bench, made), counts(bench, made.url, made.events, model))
         aim = None if bound is None else Aim("ratio", bound)
         return Case(name, snapshots(bench, made.url, made.events, model), limits, aim)
 

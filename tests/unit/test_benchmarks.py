@@ -8,15 +8,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.postgres_server import server_url
 
 root = Path(__file__).parents[2]
 
 
 def bench(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run in `directory`, so that the stores that are measured are made, and removed, there."""
-    command = [sys.executable, "-m", "benchmarks", "--quick", "--seconds", "0.05", *arguments]
+    return run(directory, "benchmarks", "--quick", "--seconds", "0.05", *arguments)
+
+
+def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", *arguments]
     path = {"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin"}
-    return subprocess.run(command, cwd=directory, env=path, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=directory, env=path, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.slow
@@ -45,3 +50,67 @@ def test_an_unknown_case_is_refused_with_the_names_there_are(tmp_path: Path) -> 
     done = bench(tmp_path, "--only", "no-such-case")
     assert done.returncode == 2
     assert "append-100" in done.stderr
+
+
+@pytest.mark.slow
+def test_an_append_to_postgres_is_measured_beside_a_peer_and_the_server(tmp_path: Path) -> None:
+    asked = ("--only", "append-100", "--rounds", "1", "--json", "figures.json", "--plot", "bars.png")
+    done = run(tmp_path, "benchmarks.postgres", "--quick", *asked)
+    assert done.returncode == 0, done.stderr
+    assert "≥ 2.00x" in done.stdout
+    (case,) = json.loads((tmp_path / "figures.json").read_bytes())["cases"]
+    assert [limit["name"] for limit in case["limits"]] == [
+        "eventsourcing",
+        "eventsourcing, functions",
+        "eventsourcing, no feed",
+        "INSERT",
+        "COPY",
+    ]
+    assert all(limit["ratio"]["median"] > 0 for limit in case["limits"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bars.png", "figures.json"]
+
+
+@pytest.mark.slow
+def test_a_head_row_leaves_no_gap_and_hides_no_event_where_counters_do(tmp_path: Path) -> None:
+    done = run(tmp_path, "benchmarks.postgres", "--quick", "--only", "faults", "--json", "figures.json")
+    assert done.returncode == 0, done.stderr
+    faults = json.loads((tmp_path / "figures.json").read_bytes())["faults"]
+    gaps, missed, _, relations, _, crashed, refused = [list(fault["answers"].values()) for fault in faults]
+    assert gaps == ["0", "10", "10"]
+    assert missed == ["0", "4", "4"]
+    assert relations == ["0", "1", "0"]
+    assert crashed[0] == "0" < crashed[1]
+    assert refused == ["-", "-", "25"]
+
+
+@pytest.mark.slow
+def test_postgres_is_not_measured_under_a_name_that_no_case_has(tmp_path: Path) -> None:
+    done = run(tmp_path, "benchmarks.postgres", "--only", "no-such-case")
+    assert done.returncode == 2
+    assert "append-1-8-writers" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("contender", "column"),
+    [
+        ("log_appends", "body FROM events"),
+        ("peer_appends", "state FROM stored_events"),
+        ("insert_appends", "body FROM bare"),
+        ("copy_appends", "body FROM bare"),
+    ],
+)
+def test_all_sides_store_the_same_lines(contender: str, column: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(root)
+    from benchmarks.postgres import contenders
+    from benchmarks.postgres.server import Server
+
+    source = contenders.batches(10, 20)
+    ready = [next(source) for _ in range(4)]
+    with Server(server_url(), None).place() as place, getattr(contenders, contender)(place) as prepare:
+        for batch in ready:
+            prepare(batch)()
+        with place.connect() as session:
+            stored = [len(line) for (line,) in session.execute(f"SELECT {column}".encode())]
+    bodies = [body for batch in ready for *_, body in batch.rows if isinstance(body, bytes)]
+    assert sorted(stored) == sorted(map(len, bodies))
