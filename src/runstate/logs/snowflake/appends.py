@@ -1,0 +1,262 @@
+"""How a group of appends becomes rows, in the transaction of a writer that holds the gate.
+
+While it is held nobody else writes, so what is looked up stays true until the commit: where the streams stand, and
+which keys they know. Everything that is sent is one JSON array per statement, whatever the number of rows.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import msgspec
+
+from runstate.errors import EventTooLarge, InvalidEvent, LogDamaged, LogFailed, RunstateError
+from runstate.logs.adoption import key_taken, new_records
+from runstate.logs.log import AppendResult, Record, check_expected
+from runstate.logs.snowflake.connections import Session
+from runstate.models.model import Draft
+
+body_bytes_max = 8 * 1024 * 1024
+"""The longest BINARY that every account takes."""
+request_bytes_max = 4 * 1024 * 1024
+"""About how much goes into one statement. A bound value ends at 16 MB, and an event alone may have 11 as Base64."""
+
+record_columns = "seq, event_id, type, key, tenant, emitted_at, persisted_at, body"
+
+_rows = "TABLE(FLATTEN(INPUT => PARSE_JSON(?)))"
+# One round trip: what the gate has given, the heads of the streams, the events under these keys, the last lines.
+_look = f"""
+WITH wanted AS (SELECT value[0]::VARCHAR AS stream, value[1]::VARCHAR AS key FROM {_rows}),
+chained AS (SELECT value::VARCHAR AS stream FROM {_rows})
+SELECT 'gate' AS kind, '' AS stream, last_position AS seq, 0 AS events, '' AS key, '' AS event_id,
+    TO_CHAR(SYSDATE(), 'YYYY-MM-DD HH24:MI:SS.FF3') AS persisted_at, CAST(NULL AS BINARY) AS body FROM runstate_log
+UNION ALL
+SELECT 'head', stream, last_seq, events, '', '', '', CAST(NULL AS BINARY)
+FROM streams WHERE stream IN (SELECT stream FROM wanted)
+UNION ALL
+SELECT 'event', e.stream, e.seq, 0, e.key, e.event_id, e.persisted_at, e.body
+FROM events e JOIN (SELECT DISTINCT stream, key FROM wanted) w ON e.stream = w.stream AND e.key = w.key
+UNION ALL
+SELECT 'last', e.stream, e.seq, 0, '', '', '', e.body
+FROM events e JOIN streams s ON e.stream = s.stream AND e.seq = s.last_seq
+WHERE s.stream IN (SELECT stream FROM chained)
+"""
+# What a MERGE inserts when nothing matches. The gate and the look-up have seen to that; whoever writes past them is met
+# here: then fewer rows are written than were sent.
+_write = f"""
+INSERT INTO events (position, stream, seq, event_id, type, key, tenant, emitted_at, persisted_at, crc, body)
+SELECT n.* FROM (
+    SELECT value[0]::NUMBER(38, 0) AS position, value[1]::VARCHAR AS stream, value[2]::NUMBER(38, 0) AS seq,
+        value[3]::VARCHAR AS event_id, value[4]::VARCHAR AS type, value[5]::VARCHAR AS key, value[6]::VARCHAR AS tenant,
+        value[7]::VARCHAR AS emitted_at, value[8]::VARCHAR AS persisted_at, value[9]::NUMBER(38, 0) AS crc,
+        TO_BINARY(value[10]::VARCHAR, 'BASE64') AS body
+    FROM {_rows}
+) n
+LEFT JOIN events k ON k.stream = n.stream AND k.key = n.key
+LEFT JOIN events s ON s.stream = n.stream AND s.seq = n.seq
+WHERE k.stream IS NULL AND s.stream IS NULL
+"""
+_heads = f"""(
+    SELECT value[0]::VARCHAR AS stream, value[1]::VARCHAR AS tenant, value[2]::NUMBER(38, 0) AS last_seq,
+        value[3]::NUMBER(38, 0) AS events, value[4]::NUMBER(38, 0) AS first_position,
+        value[5]::VARCHAR AS first_persisted_at, value[6]::VARCHAR AS last_persisted_at
+    FROM {_rows}
+) n"""
+_move_heads = f"""
+UPDATE streams SET last_seq = n.last_seq, events = n.events, last_persisted_at = n.last_persisted_at
+FROM {_heads} WHERE streams.stream = n.stream
+"""
+_new_heads = f"""
+INSERT INTO streams (stream, tenant, last_seq, events, first_position, first_persisted_at, last_persisted_at)
+SELECT stream, tenant, last_seq, events, first_position, first_persisted_at, last_persisted_at FROM {_heads}
+"""
+_held = f"SELECT {record_columns} FROM events WHERE stream = ? AND seq BETWEEN ? AND ?"
+
+
+class First(NamedTuple):
+    """The event that a key stands for."""
+
+    event_id: str
+    seq: int
+    persisted_at: str
+    body: bytes
+
+
+class Stream:
+    """Where a stream stands, with what this transaction adds to it."""
+
+    def __init__(self, last_seq: int, events: int) -> None:
+        self.is_new = events == 0
+        self.last_seq, self.events = last_seq, events
+        self.last_body: bytes | None = None
+        self.firsts: dict[str, First] = {}
+        """Of the keys that were asked for, those that are known."""
+        self.added: list[Record] = []
+
+
+class Append:
+    """One caller's append: what it asks for, and what came of it."""
+
+    __slots__ = ("drafts", "error", "expected_seq", "is_done", "result", "stream")
+
+    def __init__(self, stream: str, drafts: Sequence[Draft], expected_seq: int | None) -> None:
+        self.stream, self.drafts, self.expected_seq = stream, drafts, expected_seq
+        self.result: list[AppendResult] = []
+        self.error: RunstateError | None = None
+        self.is_done = False
+
+
+def checksum(position: int, record: Record) -> int:
+    """CRC-32 over a row, so that a flipped bit or a column edited by hand is found."""
+    r = record
+    envelope = f"{position}\0{r.stream}\0{r.seq}\0{r.event_id}\0{r.type}\0{r.key}\0{r.tenant}\0{r.emitted_at}"
+    return crc32(f"{envelope}\0{r.persisted_at}".encode(), crc32(r.body))
+
+
+def append_group(session: Session, appends: Sequence[Append]) -> None:
+    """Write a group of appends. Each gets its result, or the error that refuses it and it alone."""
+    wanted = [(append.stream, draft.key) for append in appends for draft in append.drafts]
+    chained = {append.stream for append in appends if any(draft.chained for draft in append.drafts)}
+    streams, last_position, persisted_at = _look_up(session, wanted, chained)
+    for append in appends:
+        append.error = None
+        try:
+            _plan(streams[append.stream], append, persisted_at)
+        except RunstateError as error:
+            append.error = error
+    _write_streams(session, streams, last_position - len(wanted))
+
+
+def adopt_records(session: Session, stream: str, records: Sequence[Record]) -> int:
+    """Write those of a log's records that are new to the stream; how many they are.
+
+    Raises:
+        SequenceConflict: the stream holds something else in their place; nothing was written.
+        InvalidEvent, EventTooLarge: one of them cannot be kept.
+    """
+    streams, last_position, _ = _look_up(session, [(stream, record.key) for record in records], set())
+    at = streams[stream]
+    held = session.rows(_held, stream, records[0].seq, min(records[-1].seq, at.last_seq)) if at.last_seq else []
+    new = new_records(stream, records, at.last_seq, (Record(stream, *row) for row in held))
+    for record in new:
+        if record.key in at.firsts:
+            raise key_taken(record, at.last_seq)
+        _check(record)
+    at.added = new
+    _write_streams(session, streams, last_position - len(records))
+    return len(new)
+
+
+def _look_up(
+    session: Session, wanted: Sequence[tuple[str, str]], chained: set[str]
+) -> tuple[dict[str, Stream], int, str]:
+    """The streams as they stand, the last position that was given to this transaction, and the server's time."""
+    streams: dict[str, Stream] = {}
+    last_position, time = 0, ""
+    found = session.rows(_look, _json(wanted), _json(sorted(chained)))
+    for kind, stream, seq, events, *_ in found:
+        if kind == "head":
+            streams[stream] = Stream(seq, events)
+    for stream, _ in wanted:
+        streams.setdefault(stream, Stream(0, 0))
+    for kind, stream, seq, _, key, event_id, persisted_at, body in found:
+        if kind == "gate":
+            last_position, time = seq, f"{persisted_at.replace(' ', 'T')}Z"
+        elif kind == "event":
+            streams[stream].firsts[key] = First(event_id, seq, persisted_at, body)
+        elif kind == "last":
+            streams[stream].last_body = body
+    return streams, last_position, time
+
+
+def _plan(at: Stream, append: Append, persisted_at: str) -> None:
+    """What is new among the drafts, where it goes, and what the caller is told. A refusal leaves the stream as it was.
+
+    Raises:
+        SequenceConflict: there is something new, and the stream is not at `expected_seq`.
+        LogFailed, InvalidEvent, EventTooLarge: a draft cannot be rendered, or cannot be kept.
+    """
+    results: list[AppendResult] = []
+    new: dict[str, Record] = {}
+    previous = at.added[-1].body if at.added else at.last_body
+    for draft in append.drafts:
+        first = new.get(draft.key) or at.firsts.get(draft.key)
+        if first is not None:
+            same = draft.same_content(first.body)
+            results.append(AppendResult(first.event_id, first.seq, first.persisted_at, True, False, not same))
+            continue
+        if not new:
+            check_expected(append.stream, at.last_seq + len(at.added), append.expected_seq)
+        seq = at.last_seq + len(at.added) + len(new) + 1
+        try:
+            body = previous = draft.render(seq, persisted_at, previous)
+        except (TypeError, ValueError) as error:
+            raise LogFailed(f"It cannot be written: {error!r}") from error
+        envelope = (draft.event_id, draft.type, draft.key, draft.tenant, draft.emitted_at, persisted_at)
+        new[draft.key] = record = Record(append.stream, seq, *envelope, body)
+        _check(record)
+        results.append(AppendResult(draft.event_id, seq, persisted_at))
+    at.added += new.values()
+    at.firsts |= {key: First(record.event_id, record.seq, persisted_at, record.body) for key, record in new.items()}
+    append.result = results
+
+
+def _check(record: Record) -> None:
+    if len(record.body) > body_bytes_max:
+        raise EventTooLarge(
+            f"The event has {len(record.body)} bytes, and Snowflake keeps {body_bytes_max} at most; "
+            "keep the payload as a blob and append its reference"
+        )
+    texts = (record.event_id, record.type, record.key, record.tenant, record.emitted_at, record.persisted_at)
+    if any("\0" in text for text in texts):
+        raise InvalidEvent("The event has a NUL in its id, type, key, tenant or time")
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:
+        raise LogFailed(f"It cannot be written: {error!r}") from error
+
+
+def _write_streams(session: Session, streams: dict[str, Stream], position: int) -> None:
+    """Write what is new, at the positions after `position`."""
+    heads: dict[bool, list[tuple[Any, ...]]] = {True: [], False: []}
+    rows: list[tuple[int, Record]] = []
+    for name, at in streams.items():
+        if not at.added:
+            continue
+        first, last, events = at.added[0], at.added[-1], at.events + len(at.added)
+        heads[at.is_new].append(
+            (name, first.tenant, last.seq, events, position + len(rows) + 1, first.persisted_at, last.persisted_at)
+        )
+        rows += enumerate(at.added, position + len(rows) + 1)
+    written = sum(session.change(_write, part) for part in _parts(rows))
+    if heads[True]:
+        written += session.change(_new_heads, _json(heads[True]))
+    if heads[False]:
+        written += session.change(_move_heads, _json(heads[False]))
+    if written != len(rows) + len(heads[True]) + len(heads[False]):
+        raise LogDamaged(
+            "The tables hold events that no append of this log wrote; nothing was written, run 'runstate verify'"
+        )
+
+
+def _parts(rows: Sequence[tuple[int, Record]]) -> Iterator[str]:
+    """The rows as JSON, in pieces that a statement can take."""
+    part: list[bytes] = []
+    size = 0
+    for position, r in rows:
+        envelope = (position, r.stream, r.seq, r.event_id, r.type, r.key, r.tenant, r.emitted_at, r.persisted_at)
+        row = msgspec.json.encode((*envelope, checksum(position, r), b64encode(r.body).decode()))
+        if part and size + len(row) > request_bytes_max:
+            yield f"[{b','.join(part).decode()}]"
+            part, size = [], 0
+        part.append(row)
+        size += len(row)
+    if part:
+        yield f"[{b','.join(part).decode()}]"
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,316 @@
+"""The port over a schema of a Snowflake database: one writer at a time in the whole log, readers never blocked.
+
+The append authority is the gate, one row that every writing transaction updates first. Positions are handed out under
+it, so the order of the feed is the order of the commits.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
+
+from runstate.errors import (
+    BlobNotFound,
+    EventTooLarge,
+    InvalidJson,
+    LogBusy,
+    LogClosed,
+    LogDamaged,
+    StreamNotFound,
+)
+from runstate.logs.adoption import check_records
+from runstate.logs.log import (
+    AppendResult,
+    BlobRef,
+    Capability,
+    FeedPage,
+    Finding,
+    Head,
+    Position,
+    Record,
+    StoredSnapshot,
+    StreamInfo,
+    check_expected,
+    check_limit,
+    decimal_position,
+    refuse,
+)
+from runstate.logs.snowflake.appends import Append, adopt_records, body_bytes_max, record_columns
+from runstate.logs.snowflake.connections import Connections, Row, Session, pauses
+from runstate.logs.snowflake.schema import prepare
+from runstate.logs.snowflake.verify import rest_findings, stream_findings
+from runstate.logs.snowflake.writer import Writer
+from runstate.models.canonical import digest
+from runstate.models.model import Draft, check_stream
+
+pool_max_default = 4
+busy_timeout_default_s = 60.0
+blob_part_bytes = 2 * 1024 * 1024
+"""A blob is kept in parts, since a BINARY ends at 8 MB."""
+
+_read = f"SELECT {record_columns} FROM events WHERE stream = ? AND seq > ? ORDER BY seq LIMIT ?"
+_find = f"SELECT {record_columns} FROM events WHERE stream = ? AND key = ? ORDER BY seq LIMIT 1"
+_lines = "SELECT seq, body FROM events WHERE stream = ? AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
+_lines_page = 10_000
+_feed = f"SELECT position, stream, {record_columns} FROM events WHERE position > ? ORDER BY position LIMIT ?"
+_info = "SELECT stream, tenant, last_seq, events, first_persisted_at, last_persisted_at FROM streams"
+_head = "SELECT last_seq FROM streams WHERE stream = ?"
+_heads_page = 10_000
+_load_snapshot = "SELECT model, version, seq, digest, body FROM snapshots WHERE stream = ? AND model = ?"
+_save_snapshot = """
+INSERT INTO snapshots (stream, model, version, seq, digest, body) SELECT ?, ?, ?, ?, ?, ?
+"""
+_digest_pattern = re.compile(r"sha256:([0-9a-f]{64})")
+
+_seq_max = 2**63 - 1
+
+
+class SnowflakeLog:
+    """A log in one schema. Threads, processes and machines may share it; a forked child must open its own."""
+
+    capabilities = frozenset(Capability) - {Capability.REPAIR}
+
+    def __init__(
+        self,
+        arguments: Mapping[str, Any],
+        *,
+        database: str,
+        schema: str,
+        create: bool = True,
+        pool_max: int = pool_max_default,
+        busy_timeout_s: float = busy_timeout_default_s,
+    ) -> None:
+        """Log in, and make the schema and its tables if they are not there. `arguments` are the driver's.
+
+        Raises:
+            LogNotFound: they are not there, and `create` is false.
+            NotALog: something else is in the schema.
+            LogTooNew: a newer Runstate wrote it.
+            LogFailed: Snowflake cannot be reached, refuses the login, or the role may not do this.
+        """
+        self._pid = os.getpid()
+        self._closed = False
+        self._connections = Connections(arguments, pool_max=pool_max, busy_timeout_s=busy_timeout_s)
+        self._writer = Writer(self._connections, busy_timeout_s)
+        deadline = time.monotonic() + busy_timeout_s
+        for pause_s in pauses():
+            try:
+                self._connections.run(lambda session: prepare(session, database, schema, create=create))
+                return
+            except LogBusy:  # Others make it at the same moment.
+                if time.monotonic() > deadline:
+                    self._connections.close()
+                    raise
+                time.sleep(pause_s)
+            except BaseException:
+                self._connections.close()
+                raise
+
+    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
+        check_stream(stream)
+        self._check_open()
+        if not drafts:
+            return []
+        append = Append(stream, drafts, expected_seq)
+        for draft in drafts:
+            _text(draft.key)  # It is looked up before it is checked with the rest.
+        self._writer.append(append)
+        return append.result
+
+    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+        check_stream(stream)
+        self._check_open()
+        check_records(stream, records)
+        for record in records:
+            _text(record.key)
+        if not records:
+            return 0
+        return self._writer.alone(len(records), lambda session: adopt_records(session, stream, records))
+
+    def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
+        check_stream(stream)
+        check_limit(limit)
+        return [Record(stream, *row) for row in self._rows(_read, stream, _place(after_seq), _place(limit))]
+
+    def lines(self, stream: str, *, after_seq: int = 0, until_seq: int | None = None) -> Iterator[bytes]:
+        check_stream(stream)
+        until = _seq_max if until_seq is None else _place(until_seq)
+        after = _place(after_seq)
+        while True:
+            # Page by page: a caller that reads on later must not keep a connection from the others.
+            page = self._rows(_lines, stream, after, until, _lines_page)
+            for _, body in page:
+                yield body
+            if len(page) < _lines_page:
+                return
+            after = page[-1][0]
+
+    def find(self, stream: str, key: str) -> Record | None:
+        check_stream(stream)
+        rows = self._rows(_find, stream, _text(key))
+        return Record(stream, *rows[0]) if rows else None
+
+    def feed(self, *, after: Position | None = None, limit: int = 1000) -> FeedPage:
+        check_limit(limit)
+        self._check_open()
+        # A number that is none is refused here. One that is too high can only be told by the log itself.
+        place = 0 if after is None else decimal_position(after, _seq_max)
+        rows = self._rows(_feed, place, _place(limit))
+        if not rows and after is not None:
+            ((last,),) = self._rows("SELECT MAX(last_position) FROM runstate_log")
+            decimal_position(after, int(last or 0))
+        return FeedPage([Record(*row[1:]) for row in rows], Position(str(rows[-1][0])) if rows else after)
+
+    def streams(self, *, after: str = "", limit: int = 1000) -> list[StreamInfo]:
+        check_limit(limit)
+        rows = self._rows(f"{_info} WHERE stream > ? ORDER BY stream LIMIT ?", _text(after), _place(limit))
+        return [StreamInfo(*row) for row in rows]
+
+    def stream(self, stream: str) -> StreamInfo | None:
+        check_stream(stream)
+        rows = self._rows(f"{_info} WHERE stream = ?", stream)
+        return StreamInfo(*rows[0]) if rows else None
+
+    def heads(self, *, after: str = "", until: str | None = None, versions: bool = True) -> Iterator[Head]:
+        bound, last = ("", ()) if until is None else (" AND stream <= ?", (_text(until),))
+        query = f"SELECT stream, events, first_position, last_seq FROM streams WHERE stream > ?{bound}"
+        while True:
+            page = self._rows(f"{query} ORDER BY stream LIMIT ?", _text(after), *last, _heads_page)
+            for stream, events, first_position, last_seq in page:
+                # No position is given twice, and nothing but an append or an adoption changes a stream.
+                yield Head(stream, events, f"{first_position}-{last_seq}" if versions else "", last_seq)
+            if len(page) < _heads_page:
+                return
+            after = page[-1][0]
+
+    def load_snapshot(self, stream: str, model: str) -> StoredSnapshot | None:
+        check_stream(stream)
+        rows = self._rows(_load_snapshot, stream, _text(model))
+        return StoredSnapshot(*rows[0]) if rows else None
+
+    def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
+        check_stream(stream)
+        self._check_open()
+        if len(snapshot.body) > body_bytes_max:
+            raise EventTooLarge(f"The snapshot has {len(snapshot.body)} bytes, and Snowflake keeps {body_bytes_max}")
+        values = (_text(snapshot.model), snapshot.version, snapshot.seq, snapshot.digest, snapshot.body)
+
+        def save(session: Session) -> None:
+            if not session.rows(_head, stream):
+                raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+            for _, version, seq, *_ in session.rows(_load_snapshot, stream, snapshot.model):
+                if version == snapshot.version and seq > snapshot.seq:
+                    return
+                session.change("DELETE FROM snapshots WHERE stream = ? AND model = ?", stream, snapshot.model)
+            session.change(_save_snapshot, stream, *values)
+
+        self._writer.alone(0, save)
+
+    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
+        check_stream(stream)
+        self._check_open()
+
+        def delete(session: Session) -> None:
+            rows = session.rows(_head, stream)
+            if not rows:
+                raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+            check_expected(stream, rows[0][0], expected_seq)
+            for table in ("streams", "snapshots", "events"):
+                session.change(f"DELETE FROM {table} WHERE stream = ?", stream)
+
+        self._writer.alone(0, delete)
+
+    def verify(self, stream: str | None = None) -> Iterator[Finding]:
+        if stream is None:
+            yield from self.verify_rest()
+        else:
+            check_stream(stream)
+        self._check_open()
+        after = "" if stream is None else stream
+        while True:
+            # Range by range, each on a connection that is given back before anything is handed out.
+            last, found = self._connections.run(lambda session: stream_findings(session, after, only=stream))  # noqa: B023
+            yield from found
+            if last is None or stream is not None:
+                return
+            after = last
+
+    def verify_rest(self) -> Iterator[Finding]:
+        self._check_open()
+        yield from self._connections.run(rest_findings)
+
+    def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
+        raise refuse(Capability.REPAIR, "Snowflake")
+
+    def put_blob(self, data: bytes) -> BlobRef:
+        self._check_open()
+        name = digest(data)
+        parts = [data[at : at + blob_part_bytes] for at in range(0, max(1, len(data)), blob_part_bytes)]
+
+        def put(session: Session) -> None:
+            if session.rows("SELECT 1 FROM blobs WHERE digest = ? LIMIT 1", name):
+                return
+            # Without the gate: if two put the same at once, there are two equal rows of each part, and one is read.
+            session.begin()
+            for number, part in enumerate(parts):
+                session.change("INSERT INTO blobs (digest, part, data) SELECT ?, ?, ?", name, number, bytes(part))
+            session.commit()
+
+        self._connections.run(put)
+        return BlobRef(f"sha256:{name}")
+
+    def get_blob(self, ref: BlobRef) -> bytes:
+        self._check_open()
+        named = _digest_pattern.fullmatch(ref)
+        rows = self._rows("SELECT part, data FROM blobs WHERE digest = ? ORDER BY part", named[1]) if named else []
+        if named is None or not rows:
+            raise BlobNotFound(f"There is no blob {ref[:80]!r}", ref=ref)
+        data = b"".join(dict(rows).values())
+        if digest(data) != named[1]:
+            raise LogDamaged(f"The blob {ref} no longer has that digest", ref=ref)
+        return data
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if os.getpid() == self._pid:
+            self._writer.close()
+            self._connections.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LogClosed()
+        if os.getpid() != self._pid:
+            raise LogClosed("This process was forked from the one that opened the log; open it again here")
+
+    def _rows(self, query: str, *values: object) -> list[Row]:
+        """What a query finds."""
+        self._check_open()
+        return self._connections.run(lambda session: session.rows(query, *values))
+
+
+def _text(text: str) -> str:
+    """
+    Raises:
+        InvalidJson: it has a lone surrogate, which no stored text can hold.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidJson(f"{text[:40]!r} is no text: it has a lone surrogate") from error
+    return text
+
+
+def _place(number: int) -> int:
+    """A number that a log can hold; there is nothing beyond it."""
+    return max(-_seq_max, min(number, _seq_max))
