@@ -43,8 +43,13 @@ _paired_models = {"ndjson": "rundir"}
 
 
 def default_model(url: str) -> str:
-    """The name of the model that goes with the log at a URL."""
-    return _paired_models.get(url.partition(":")[0], "engine")
+    """The name of the model that goes with the log at a URL. An archive says itself what it holds."""
+    scheme = url.partition(":")[0]
+    if scheme == "archive":
+        from runstate.logs.archive.log import archived_model  # Nobody else needs to load it.
+
+        return archived_model(url)
+    return _paired_models.get(scheme, "engine")
 
 
 class StoreOptions(TypedDict, total=False):

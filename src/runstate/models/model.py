@@ -218,6 +218,10 @@ class Model(ABC, Generic[W, E, S]):
         """One word for a list of streams."""
         return ""
 
+    def is_over(self, state: S) -> bool:
+        """Whether nothing more is expected of the stream. Retention takes no other; by default, it takes none."""
+        return False
+
     def activities(self, event: E) -> list[Activity]:
         """What the event says about work being done, for reports. Never raises, whatever the event holds."""
         return []

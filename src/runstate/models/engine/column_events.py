@@ -19,7 +19,7 @@ from runstate.errors import InvalidJson
 from runstate.models.canonical import embed, integer_max
 
 # The plain fold's own functions, not copies of them: what they make of an event must be the same both ways.
-from runstate.models.engine.evolve import _artifacts, _error, _terminal_states, run_transitions, step_transitions
+from runstate.models.engine.evolve import _artifacts, _error, run_transitions, step_transitions, terminal_states
 from runstate.models.engine.state import RunSnapshot, StepError
 
 Ints = NDArray[np.int64]
@@ -31,7 +31,7 @@ step_kinds = len(step_transitions)
 failed = kinds.index("StepFailed")
 closing = frozenset(
     [kind for kind, (_, after) in step_transitions.items() if after != "RUNNING"]
-    + [kind for kind, pairs in run_transitions.items() if _terminal_states & set(pairs.values())]
+    + [kind for kind, pairs in run_transitions.items() if terminal_states & set(pairs.values())]
 )
 """The types whose payload the fold looks at."""
 closes: Bools = np.array([kind in closing for kind in kinds] + [False])

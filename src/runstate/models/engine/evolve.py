@@ -18,7 +18,7 @@ from runstate.models.engine.state import Attempt, RunSnapshot, Step, StepError
 from runstate.models.model import Alert
 
 _open_states = ("PENDING", "APPROVED", "RUNNING", "PAUSED")
-_terminal_states = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
+terminal_states = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
 
 run_transitions: dict[str, dict[str, str]] = {
     "RunQueued": {"PENDING": "PENDING"},
@@ -114,7 +114,7 @@ def _apply_to_run(state: RunSnapshot, event: FoldedEvent) -> bool:
     state.status = after
     if event.event_type == "RunStarted":
         state.started_at = event.emitted_at
-    elif after in _terminal_states:
+    elif after in terminal_states:
         state.completed_at = event.emitted_at
         state.total_duration_ms = _elapsed_ms(state.started_at, event.emitted_at)
         state.artifacts.extend(_artifacts(_payload(event)))

@@ -157,6 +157,9 @@ class EngineModel(Model[EngineEvent, RunEventRecord, RunSnapshot]):
     def status(self, state: RunSnapshot) -> str:
         return state.status
 
+    def is_over(self, state: RunSnapshot) -> bool:
+        return state.status in engine_evolve.terminal_states
+
     def activities(self, event: RunEventRecord) -> list[Activity]:
         return engine_activity.activities(event)
 

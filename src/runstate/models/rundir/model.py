@@ -17,7 +17,7 @@ from runstate.models.model import AlertSink, Draft, Model
 from runstate.models.rundir import activity as rundir_activity
 from runstate.models.rundir import state as rundir_state
 from runstate.models.rundir.events import RunEvent, check, compact, event_hash
-from runstate.models.rundir.evolve import Fold
+from runstate.models.rundir.evolve import Fold, terminal_states
 from runstate.models.rundir.state import RunDirectory
 
 
@@ -116,6 +116,9 @@ class RunDirectoryModel(Model[RunEvent, RunEvent, RunDirectory]):
 
     def status(self, state: RunDirectory) -> str:
         return state.run_state
+
+    def is_over(self, state: RunDirectory) -> bool:
+        return state.run_state in terminal_states.values()
 
     def activities(self, event: RunEvent) -> list[Activity]:
         return rundir_activity.activities(event)

@@ -1,0 +1,159 @@
+"""archive, restore: finished runs out of a log into files, and back."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from runstate.cli.options import AsJson, ModelName, Url, existing
+from runstate.cli.output import progress, words, write_json, write_table
+from runstate.errors import LogNotFound, StreamNotFound, UnknownModel
+from runstate.logs.archive.directory import ArchiveDirectory
+from runstate.logs.archive.log import ArchiveLog
+from runstate.logs.log import EventLog, StreamInfo
+from runstate.logs.registry import open_log
+from runstate.models.registry import find_model
+from runstate.retention import Archiver, Archiving, RunOutcome, check_archivable, infos
+from runstate.retention import restore as restored
+
+_unit_s = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+_older_max_s = 100 * 365 * 86_400
+
+Streams = Annotated[
+    list[str] | None,
+    typer.Option("--stream", help="This run alone. May be repeated. Default: all.", show_default=False),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; only say what would be done.")]
+OlderThan = Annotated[
+    str, typer.Option("--older-than", help="Only runs whose last event was stored so long ago: 30d, 12h, 45m, 0s.")
+]
+To = Annotated[Path, typer.Option("--to", help="The archive's directory.", show_default=False)]
+Keep = Annotated[bool, typer.Option("--keep", help="Leave the runs in the log too.")]
+DiscardFiles = Annotated[
+    bool, typer.Option("--discard-files", help="Delete run directories with artifacts and other files in them.")
+]
+
+
+def archive(
+    url: Url,
+    to: To,
+    older_than: OlderThan = "30d",
+    stream: Streams = None,
+    keep: Keep = False,
+    discard_files: DiscardFiles = False,
+    dry_run: DryRun = False,
+    model: ModelName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move finished runs to an archive: a run is deleted once its copy is safe. Exit code 1 if one was refused.
+
+    Interrupted, simply run it again. Runs that are not over, or not old enough, stay.
+    """
+    archiving = Archiving(before=moment_before(older_than), keep=keep, discard_files=discard_files, dry_run=dry_run)
+    directory = ArchiveDirectory(to)
+    with ExitStack() as stack:
+        store = stack.enter_context(existing(url, model))
+        check_archivable(store.log, keep)
+        directory.check(store.model.name)
+        if not dry_run:
+            directory.prepare(store.model.name)
+            stack.enter_context(directory.alone())
+        archiver = Archiver(store.log, store.model, directory, archiving)
+        told = _tell(archiver.run(_to_archive(store.log, archiver, stream)), as_json, "archiving", dry_run)
+    for reason, count in archiver.passed_over.items():
+        words.print(f"{count} left: {_passed_over[reason]}")
+    raise typer.Exit(1 if told["refused"] else 0)
+
+
+def restore(
+    directory: Annotated[Path, typer.Argument(help="The archive's directory.", show_default=False)],
+    url: Url,
+    stream: Streams = None,
+    dry_run: DryRun = False,
+    model: ModelName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put archived runs back into a log, just as they were. The archive keeps them too. Exit code 1 if one was refused.
+
+    What the log holds already is passed over; interrupted, simply run it again.
+    """
+    with ExitStack() as stack:
+        archived = stack.enter_context(ArchiveLog(directory))
+        try:
+            found = find_model(model or archived.info.model)
+        except UnknownModel:
+            if model is not None:
+                raise
+            found = None  # Events need no model to be restored, only their snapshots do.
+        wanted = list(_archived(archived, stream)) if stream else infos(archived)
+        log: EventLog | None = None
+        try:
+            log = stack.enter_context(open_log(url, create=not dry_run))
+        except LogNotFound:
+            if not dry_run:
+                raise
+        told = _tell(restored(archived, log, found, wanted, dry_run=dry_run), as_json, "restoring", dry_run)
+    raise typer.Exit(1 if told["refused"] else 0)
+
+
+def moment_before(older_than: str) -> datetime:
+    """The moment that lies a duration back: 30d, 12h, 45m, 90s, 2w."""
+    found = re.fullmatch(r"([0-9]{1,12})([smhdw])", older_than.strip())
+    if found is None:
+        raise typer.BadParameter(f"{older_than!r} is no duration: write a number and s, m, h, d or w, like 30d")
+    seconds = int(found[1]) * _unit_s[found[2]]
+    if seconds > _older_max_s:
+        raise typer.BadParameter(f"{older_than!r} is longer than anything was ever kept")
+    return datetime.now(UTC) - timedelta(seconds=seconds)
+
+
+_passed_over = {"recent": "not old enough", "unfinished": "not over"}
+_columns = ("stream", "outcome", "events", "bytes", "")
+
+
+def _tell(outcomes: Iterator[RunOutcome], as_json: bool, doing: str, dry_run: bool) -> Counter[str]:
+    """Print what became of each run, also of those before a failure; how many there were of each outcome."""
+    told, events, rows = Counter[str](), 0, list[RunOutcome]()
+    try:
+        for each in progress(outcomes, doing):
+            told[each.outcome] += 1
+            events += each.events
+            if as_json:
+                write_json(each)
+            else:
+                rows.append(each)
+    finally:
+        if rows:
+            write_table(_columns, ([each.stream, each.outcome, each.events, each.bytes, each.reason] for each in rows))
+        counts = ", ".join(f"{count} {outcome.replace('_', ' ')}" for outcome, count in sorted(told.items()))
+        words.print(f"{'would be: ' if dry_run and told else ''}{counts or 'nothing to do'}; {events} events")
+    return told
+
+
+def _to_archive(log: EventLog, archiver: Archiver, streams: Iterable[str] | None) -> Iterator[StreamInfo]:
+    if streams is None:
+        yield from infos(log)
+        return
+    for stream in dict.fromkeys(streams):
+        info = log.stream(stream)
+        if info is not None:
+            yield info
+        elif not archiver.holds(stream):
+            raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+        else:
+            words.print(f"{stream}: in the archive already")
+
+
+def _archived(log: ArchiveLog, streams: Iterable[str]) -> Iterator[StreamInfo]:
+    for stream in dict.fromkeys(streams):
+        info = log.stream(stream)
+        if info is None:
+            raise StreamNotFound(f"There is no run {stream!r} in the archive", stream=stream)
+        yield info

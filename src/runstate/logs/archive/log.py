@@ -1,0 +1,225 @@
+"""The port over an archive, as far as it can be read: what it held when it was opened. Nothing is ever written.
+
+Runs are archived and restored by `runstate.retention`. Packs have no common order, so there is no feed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path, PurePath
+from threading import Lock
+from typing import NoReturn, Self
+
+from runstate.errors import InvalidUrl, LogClosed, LogDamaged, Unsupported
+from runstate.logs.archive.directory import ArchiveDirectory, translated
+from runstate.logs.archive.reading import Contents, Copy, records
+from runstate.logs.archive.verify import verify_rest, verify_run
+from runstate.logs.disk import Disk
+from runstate.logs.log import (
+    AppendResult,
+    BlobRef,
+    Capability,
+    FeedPage,
+    Finding,
+    Head,
+    Position,
+    Record,
+    StoredSnapshot,
+    StreamInfo,
+    check_limit,
+    refuse,
+)
+from runstate.models.model import Draft, check_stream
+
+_marked_max = 1024
+
+
+def open_url(url: str, *, create: bool = True) -> ArchiveLog:
+    """`archive:DIR`. It is never made: `runstate archive` does that."""
+    return ArchiveLog(_path(url))
+
+
+def archived_model(url: str) -> str:
+    """The name of the model whose runs the archive at a URL holds.
+
+    Raises:
+        InvalidUrl, LogNotFound, NotALog, LogTooNew: there is no archive that can be read.
+    """
+    return ArchiveDirectory(_path(url)).info().model
+
+
+def _path(url: str) -> Path:
+    path = url.removeprefix("archive:").removeprefix("//")
+    if not path or "\0" in path:
+        raise InvalidUrl(f"{url[:80]!r} names no directory: write archive:DIR")
+    return Path(path)
+
+
+class ArchiveLog:
+    """An archive, to be read. Threads may share it."""
+
+    capabilities = frozenset({Capability.DURABLE})
+
+    def __init__(self, root: PurePath, *, disk: Disk | None = None) -> None:
+        """
+        Raises:
+            LogNotFound, NotALog, LogTooNew: there is no archive that can be read.
+        """
+        self.directory = ArchiveDirectory(root, disk)
+        self.info = self.directory.info()
+        self.contents = Contents(self.directory)
+        self._streams = sorted(self.contents.runs)
+        # Where the last page of a stream ended: the next one begins there.
+        self._marks: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._gate = Lock()
+        self._closed = False
+
+    # --- events --------------------------------------------------------------------------------------------
+
+    def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
+        check_limit(limit)
+        if (copy := self._copy(stream)) is None:
+            return []
+        start = self._marks.get(stream, (0, 0))
+        found: list[Record] = []
+        for record, end in self._records(copy, after_seq, start if start[0] == after_seq else (0, 0)):
+            found.append(record)
+            if len(found) == limit:
+                self._remember(stream, record.seq, end)
+                break
+        return found
+
+    def lines(self, stream: str, *, after_seq: int = 0, until_seq: int | None = None) -> Iterator[bytes]:
+        copy = self._copy(stream)
+        for record, _ in self._records(copy, after_seq) if copy is not None else ():
+            if until_seq is not None and record.seq > until_seq:
+                return
+            yield record.body
+
+    def find(self, stream: str, key: str) -> Record | None:
+        copy = self._copy(stream)
+        found = self._records(copy) if copy is not None else iter(())
+        return next((record for record, _ in found if record.key == key), None)
+
+    def streams(self, *, after: str = "", limit: int = 1000) -> list[StreamInfo]:
+        check_limit(limit)
+        self._check_listed()
+        start = bisect_right(self._streams, after)
+        return [self.contents.runs[stream].run.info() for stream in self._streams[start : start + limit]]
+
+    def stream(self, stream: str) -> StreamInfo | None:
+        copy = self._copy(stream)
+        return None if copy is None else copy.run.info()
+
+    def heads(self, *, after: str = "", until: str | None = None, versions: bool = True) -> Iterator[Head]:
+        self._check_listed()
+        for stream in self._streams[bisect_right(self._streams, after) :]:
+            if until is not None and stream > until:
+                return
+            run = self.contents.runs[stream].run
+            yield Head(stream, run.events, run.sha256 if versions else "", run.last_seq)
+
+    def load_snapshot(self, stream: str, model: str) -> StoredSnapshot | None:
+        """None: a run's state is folded from its events, whoever asks."""
+        self._copy(stream)
+        return None
+
+    def verify(self, stream: str | None = None) -> Iterator[Finding]:
+        if stream is not None:
+            copy = self._copy(stream)
+            yield from () if copy is None else verify_run(self.directory, copy)
+            return
+        self._check_open()
+        for name in self._streams:
+            yield from verify_run(self.directory, self.contents.runs[name])
+        yield from self.verify_rest()
+
+    def verify_rest(self) -> Iterator[Finding]:
+        self._check_open()
+        yield from verify_rest(self.directory, self.info, self.contents)
+
+    # --- what an archive does not do -----------------------------------------------------------------------
+
+    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
+        self._refuse_change(stream)
+
+    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
+        self._refuse_change(stream)
+
+    def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
+        self._refuse_change(stream)
+
+    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+        self._refuse_change(stream)
+
+    def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
+        raise refuse(Capability.REPAIR, "archive")
+
+    def feed(self, *, after: Position | None = None, limit: int = 1000) -> FeedPage:
+        raise refuse(Capability.FEED, "archive")
+
+    def put_blob(self, data: bytes) -> BlobRef:
+        raise refuse(Capability.BLOBS, "archive")
+
+    def get_blob(self, ref: BlobRef) -> bytes:
+        raise refuse(Capability.BLOBS, "archive")
+
+    def _refuse_change(self, stream: str) -> NoReturn:
+        check_stream(stream)
+        self._check_open()
+        raise Unsupported(
+            f"The archive {self.directory.root} is only read; restore the run to a log to go on with it: "
+            f"runstate restore {self.directory.root} URL --stream {stream}"
+        )
+
+    # --- open and closed -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # --- how -----------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LogClosed()
+
+    def _check_listed(self) -> None:
+        self._check_open()
+        self.contents.check()
+
+    def _copy(self, stream: str) -> Copy | None:
+        """Where a run is. That it is nowhere can only be said if all manifests can be read."""
+        check_stream(stream)
+        self._check_open()
+        if (found := self.contents.runs.get(stream)) is None:
+            self.contents.check()
+        return found
+
+    def _records(self, copy: Copy, after_seq: int = 0, start: tuple[int, int] = (0, 0)) -> Iterator[tuple[Record, int]]:
+        with translated():
+            try:
+                file = self.directory.disk.open(self.directory.pack(copy.pack), read_only=True)
+            except FileNotFoundError:
+                raise LogDamaged(
+                    f"The pack {copy.pack} is gone, and the run {copy.run.stream!r} with it",
+                    stream=copy.run.stream,
+                    seq=copy.run.first_seq,
+                ) from None
+            with closing(file):
+                yield from records(file, copy.run, after_seq, start)
+
+    def _remember(self, stream: str, seq: int, end: int) -> None:
+        with self._gate:
+            self._marks[stream] = seq, end
+            self._marks.move_to_end(stream)
+            if len(self._marks) > _marked_max:
+                self._marks.popitem(last=False)

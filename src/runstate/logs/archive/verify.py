@@ -1,0 +1,116 @@
+"""What `verify` looks at in an archive: every line, every run's and every pack's digest, and copies that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+from runstate.errors import LogDamaged
+from runstate.logs.archive.directory import ArchiveDirectory, translated
+from runstate.logs.archive.packs import MANIFEST_SUFFIX, PACK_SUFFIX, ArchiveInfo, Manifest
+from runstate.logs.archive.reading import Contents, Copy, digest_of, records
+from runstate.logs.disk import File
+from runstate.logs.log import Finding
+
+
+def verify_run(directory: ArchiveDirectory, copy: Copy) -> Iterator[Finding]:
+    """Findings for the copy of a run that counts."""
+    run, keys = copy.run, set[str]()
+    details = {"pack": copy.pack}
+    with translated():
+        try:
+            file = directory.disk.open(directory.pack(copy.pack), read_only=True)
+        except FileNotFoundError:
+            message = f"The pack {copy.pack} is gone, and {run.events} events with it"
+            yield Finding(
+                code="log.events_missing", message=message, stream=run.stream, seq=run.first_seq, details=details
+            )
+            return
+        with closing(file):
+            first = last = None
+            try:
+                for record, _ in records(file, run):
+                    first, last = first or record, record
+                    if record.key in keys:
+                        message = f"The key {record.key[:80]!r} stands for two events"
+                        yield Finding(code="log.key_twice", message=message, stream=run.stream, seq=record.seq)
+                    keys.add(record.key)
+            except LogDamaged as error:
+                seq, details = error.details["seq"], details | {"offset": error.details["offset"]}
+                yield Finding(code="log.event_changed", message=str(error), stream=run.stream, seq=seq, details=details)
+                return
+            told = (run.first_seq, run.tenant, run.first_persisted_at, run.last_persisted_at)
+            if (
+                first is None
+                or last is None
+                or told != (first.seq, first.tenant, first.persisted_at, last.persisted_at)
+            ):
+                message = "The manifest does not say of the run what its events say"
+                yield Finding(
+                    code="archive.manifest_differs",
+                    message=message,
+                    stream=run.stream,
+                    seq=run.first_seq,
+                    details=details,
+                )
+            if digest_of(file, run.offset, run.bytes) != run.sha256:
+                message = "The run does not fit its digest, though each of its lines does"
+                yield Finding(
+                    code="log.event_changed", message=message, stream=run.stream, seq=run.first_seq, details=details
+                )
+
+
+def verify_rest(directory: ArchiveDirectory, info: ArchiveInfo, contents: Contents) -> Iterator[Finding]:
+    """Findings beyond the runs that count: manifests, whole packs, copies."""
+    yield from contents.broken
+    with translated():
+        for pack, manifest in contents.manifests.items():
+            if manifest.model != info.model:
+                message = (
+                    f"The pack {pack} holds runs of the model {manifest.model!r}, the archive those of {info.model!r}"
+                )
+                yield Finding(code="archive.model_differs", message=message, details={"pack": pack})
+            yield from _pack(directory, pack, manifest)
+        for copy in contents.others:
+            yield from _copies(directory, contents.runs[copy.run.stream], copy)
+        names = directory.names()
+    for name in names:
+        if name.endswith(PACK_SUFFIX) and name.removesuffix(PACK_SUFFIX) + MANIFEST_SUFFIX not in names:
+            message = f"{name} has no manifest: a job is writing it, or was killed; the next job then removes it"
+            yield Finding(code="archive.unfinished_pack", message=message, severity="warning", details={"file": name})
+
+
+def _pack(directory: ArchiveDirectory, pack: str, manifest: Manifest) -> Iterator[Finding]:
+    try:
+        file = directory.disk.open(directory.pack(pack), read_only=True)
+    except FileNotFoundError:
+        message = f"The pack {pack} is gone, with {len(manifest.runs)} runs"
+        yield Finding(code="archive.pack_missing", message=message, details={"pack": pack})
+        return
+    with closing(file):
+        if file.size() != manifest.bytes or digest_of(file, 0, manifest.bytes) != manifest.sha256:
+            message = f"The pack {pack} is not what was written"
+            yield Finding(code="archive.pack_changed", message=message, details={"pack": pack})
+
+
+def _copies(directory: ArchiveDirectory, counting: Copy, copy: Copy) -> Iterator[Finding]:
+    """An earlier state of a run is the beginning of the later one, byte for byte."""
+    if _holds_at_start(directory, counting, copy):
+        return
+    yield Finding(
+        code="archive.copies_differ",
+        message=f"The packs {counting.pack} and {copy.pack} hold the run with different events",
+        stream=copy.run.stream,
+        details={"packs": [counting.pack, copy.pack]},
+    )
+
+
+def _holds_at_start(directory: ArchiveDirectory, counting: Copy, copy: Copy) -> bool:
+    if copy.run.bytes == counting.run.bytes:
+        return copy.run.sha256 == counting.run.sha256
+    try:
+        file: File = directory.disk.open(directory.pack(counting.pack), read_only=True)
+    except FileNotFoundError:
+        return True  # That the pack is gone is told already.
+    with closing(file):
+        return digest_of(file, counting.run.offset, copy.run.bytes) == copy.run.sha256

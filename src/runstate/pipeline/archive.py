@@ -1,0 +1,110 @@
+"""Retention of a whole fleet: each task archives a shard of whole streams, with the very code that one process uses.
+
+Every attempt at a task writes packs of its own. If one is killed, what it has committed counts, and the next attempt
+goes on behind it; if two are at work at once, a run may be in two packs with the same events, which is one run to every
+reader, and is deleted from the log once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from runstate.errors import Unsupported
+from runstate.logs.archive.directory import ArchiveDirectory
+from runstate.logs.log import Capability
+from runstate.logs.registry import open_log
+from runstate.models.registry import find_model
+from runstate.pipeline.events import plan_streams
+from runstate.pipeline.failures import readable
+from runstate.pipeline.jobs import read_view
+from runstate.pipeline.origins import model_of
+from runstate.pipeline.rows import pack
+from runstate.pipeline.views import InvalidOption, Request, Task, View
+from runstate.retention import Archiver, Archiving, RunOutcome, check_archivable, infos
+
+archive_schema = pa.schema([("counts", pa.string()), ("refused", pa.string())])
+"""What a task hands back, as JSON: how often there was each outcome, and the first refusals."""
+
+_refused_max = 20
+"""Refusals that are told one by one; the others are counted."""
+
+
+class Archived(msgspec.Struct, frozen=True):
+    """What became of a fleet."""
+
+    counts: dict[str, int]
+    """Runs by outcome, `recent` and `unfinished` among them, and the `events` of those that are in the archive now."""
+    refused: list[RunOutcome]
+
+
+def archive(
+    spark: SparkSession,
+    url: str,
+    to: Path,
+    archiving: Archiving,
+    *,
+    model: str | None = None,
+    shards: int | None = None,
+) -> Archived:
+    """Archive the finished runs of a log to a directory that all executors can reach.
+
+    Interrupted, simply run it again.
+
+    Raises:
+        PipelineFailed: a task failed; what it had archived is archived, everything else is still in the log.
+        LogBusy: another job archives to that directory.
+        NotALog, LogFailed, Unsupported: the target is something else or cannot be written, or the log cannot delete.
+    """
+    name = model_of([url], model)
+    directory = ArchiveDirectory(to.absolute())
+    with open_log(url, create=False) as log:
+        check_archivable(log, archiving.keep)
+        if Capability.DURABLE not in log.capabilities:
+            raise Unsupported(f"{url[:80]!r} lives in the memory of one process; Spark's executors cannot read it")
+    directory.check(find_model(name).name)
+    with ExitStack() as stack:
+        if not archiving.dry_run:
+            directory.prepare(find_model(name).name)
+            stack.enter_context(directory.alone())
+        stack.enter_context(readable("archive"))
+        options = {"to": str(directory.root), "archiving": msgspec.json.encode(archiving).decode()}
+        counts, refused = Counter[str](), list[RunOutcome]()
+        # A row per task, of counts: never runs.
+        for row in read_view(spark, url, "archive", model=name, shards=shards, **options).collect():
+            counts.update(msgspec.json.decode(row["counts"], type=dict[str, int]))
+            refused += msgspec.json.decode(row["refused"], type=list[RunOutcome])
+    return Archived(dict(counts), refused[:_refused_max])
+
+
+def _rows(task: Task) -> Iterator[pa.RecordBatch]:
+    (url,), options = task.request.urls, task.request.options
+    if not options.keys() >= {"to", "archiving"}:
+        raise InvalidOption("Archive with runstate.pipeline.archive.archive, or with runstate pipeline archive")
+    archiving = msgspec.json.decode(options["archiving"], type=Archiving)
+    counts, refused = Counter[str](events=0), list[RunOutcome]()
+    with open_log(url, create=False) as log:
+        archiver = Archiver(log, task.model, ArchiveDirectory(Path(options["to"])), archiving)
+        for outcome in archiver.run(infos(log, task.shard.after, task.shard.until)):
+            counts[outcome.outcome] += 1
+            if outcome.outcome == "refused":
+                refused += [outcome] if len(refused) < _refused_max else []
+            else:
+                counts["events"] += outcome.events
+        counts.update(archiver.passed_over)
+    told = [msgspec.json.encode(value).decode() for value in (dict(counts), refused)]
+    for batch in pack(archive_schema, [told]):
+        yield batch.select(task.schema.names)
+
+
+def _schema(request: Request) -> pa.Schema:
+    return archive_schema
+
+
+view = View(_schema, _rows, plan_streams, frozenset({"to", "archiving"}))
