@@ -1,0 +1,257 @@
+"""How an append becomes one transaction: the head, on condition of its version, with pages, keys and the feed's mark.
+
+Whoever replaces the head is the append authority: what was looked up before, the next `seq` and which keys are known,
+still held at that moment. More keys than one transaction takes are written down after it, from the pages, by whoever
+comes next: the head says so until it is done. A key's item never changes, so that may be done twice and at once.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from runstate.errors import LogDamaged, LogFailed, RunstateError
+from runstate.logs.adoption import key_taken, new_records
+from runstate.logs.dynamodb.items import (
+    Head,
+    directory,
+    head_key,
+    head_of,
+    key_item,
+    key_key,
+    mark_key,
+    page_items,
+    page_key,
+    page_of,
+)
+from runstate.logs.dynamodb.refusals import Refused
+from runstate.logs.dynamodb.table import Action, Item, Table, absent, actions_max, chunks, equal
+from runstate.logs.log import AppendResult, Record, check_expected, now
+from runstate.models.model import Draft
+
+_mark = (
+    "SET #stream = :stream, #since = if_not_exists(#since, :since), #through = :through, "
+    "#at_ns = if_not_exists(#at_ns, :at_ns)"
+)
+_mark_names = {"#stream": "stream", "#since": "since", "#through": "through", "#at_ns": "at_ns"}
+
+
+class First(NamedTuple):
+    """The event that a key stands for, and the append that wrote it."""
+
+    record: Record
+    token: str
+
+
+def read_head(table: Table, stream: str) -> Head | None:
+    return head_of(table.get(head_key(stream)))
+
+
+def try_append(
+    table: Table, stream: str, drafts: Sequence[Draft], expected_seq: int | None, sent: set[str]
+) -> list[AppendResult] | None:
+    """Append once. None: another writer was faster, and nothing was written; begin again.
+
+    `sent` holds the tokens of earlier tries: one of them may have gone through though no answer came.
+    """
+    head = _ready_head(table, stream)
+    firsts = known(table, head, (draft.key for draft in drafts))
+    previous = None
+    if head is not None and any(draft.chained for draft in drafts):
+        previous = _last_line(table, head)
+    results, new = _plan(stream, head, drafts, expected_seq, firsts, previous, sent)
+    if new and not _write(table, head, stream, new, sent):
+        return None
+    return results
+
+
+def try_adopt(
+    table: Table,
+    stream: str,
+    records: Sequence[Record],
+    held: Callable[[Head], Iterable[Record]],
+    sent: set[str],
+) -> int | None:
+    """Adopt once. `held` reads what stands at the records' places. None: as for `try_append`."""
+    head = _ready_head(table, stream)
+    last_seq = 0 if head is None else head.last_seq
+    new = new_records(stream, records, last_seq, [] if head is None else held(head))
+    firsts = known(table, head, (record.key for record in new))
+    for record in new:
+        if record.key in firsts:
+            raise key_taken(record, last_seq)
+    if not new and not sent:
+        return 0
+    if not new:
+        # An earlier try, whose answer was lost, has left its token if it went through.
+        return sum(1 for first in known(table, head, (r.key for r in records)).values() if first.token in sent)
+    return len(new) if _write(table, head, stream, new, sent) else None
+
+
+def _ready_head(table: Table, stream: str) -> Head | None:
+    """The head, all keys before which are written down."""
+    while (head := read_head(table, stream)) is not None and head.unindexed:
+        write_keys(table, head)
+    return head
+
+
+def known(table: Table, head: Head | None, keys: Iterable[str]) -> dict[str, First]:
+    """Of the keys, those that the stream holds up to its head, as far as they are written down.
+
+    Raises:
+        LogDamaged: a key's item leads to no event of that key.
+    """
+    if head is None:
+        return {}
+    places = {key_key(head.id, key): key for key in keys}
+    found = {places[place]: item for place, item in table.get_many(places).items()}
+    pages = table.get_many(page_key(head.id, item["page"]) for item in found.values())
+    parsed = {key: page_of(head.stream, item) for key, item in pages.items()}
+    firsts: dict[str, First] = {}
+    for key, item in found.items():
+        page = parsed.get(page_key(head.id, item["page"]))
+        record = next((r for r in page.records if r.seq == item["seq"]), None) if page else None
+        if page is None or record is None or record.key != key:
+            raise LogDamaged(
+                f"The key {key[:80]!r} of the stream {head.stream!r} leads to seq {item['seq']}, "
+                "where its event is not; run 'runstate verify'",
+                stream=head.stream,
+                seq=item["seq"],
+            )
+        firsts[key] = First(record, page.token)
+    return firsts
+
+
+def _last_line(table: Table, head: Head) -> bytes | None:
+    item = table.get(page_key(head.id, head.last_seq))
+    return page_of(head.stream, item).records[-1].body if item else None
+
+
+def _plan(
+    stream: str,
+    head: Head | None,
+    drafts: Sequence[Draft],
+    expected_seq: int | None,
+    firsts: dict[str, First],
+    previous: bytes | None,
+    sent: set[str],
+) -> tuple[list[AppendResult], list[Record]]:
+    """What every caller is told, and what is new."""
+    seq, persisted_at = 0 if head is None else head.last_seq, now()
+    results: list[AppendResult] = []
+    new: list[Record] = []
+    for draft in drafts:
+        if (first := firsts.get(draft.key)) is not None:
+            record = first.record
+            # Ours, written by a try whose answer was lost: but only once, as in the call.
+            own = first.token in sent
+            same = own or draft.same_content(record.body)
+            results.append(AppendResult(record.event_id, record.seq, record.persisted_at, not own, own, not same))
+            if own:
+                firsts[draft.key] = First(record, "")
+            continue
+        if not new:
+            check_expected(stream, seq, expected_seq)
+        seq += 1
+        try:
+            body = previous = draft.render(seq, persisted_at, previous)
+        except (TypeError, ValueError) as error:
+            raise LogFailed(f"It cannot be written: {error!r}") from error
+        record = Record(
+            stream, seq, draft.event_id, draft.type, draft.key, draft.tenant, draft.emitted_at, persisted_at, body
+        )
+        firsts[draft.key] = First(record, "")
+        new.append(record)
+        results.append(AppendResult(draft.event_id, seq, persisted_at))
+    return results, new
+
+
+def _write(table: Table, head: Head | None, stream: str, new: list[Record], sent: set[str]) -> bool:
+    """Write records behind a head, all or none. False: the head has moved, and nothing was written."""
+    token = secrets.token_hex(16)
+    stream_id = secrets.token_hex(16) if head is None else head.id
+    try:
+        pages = list(page_items(stream_id, token, new))
+    except UnicodeEncodeError as error:
+        raise LogFailed(f"It cannot be written: {error!r}") from error
+    keys = [key_item(stream_id, record, held[-1].seq) for _, held in pages for record in held]
+    fits = len(pages) + len(keys) + 3 <= actions_max
+    moved = Head(
+        stream,
+        stream_id,
+        1 if head is None else head.version + 1,
+        new[-1].seq,
+        len(new) + (0 if head is None else head.events),
+        new[0].tenant if head is None else head.tenant,
+        new[0].persisted_at if head is None else head.first_at,
+        new[-1].persisted_at,
+        0 if fits else new[0].seq,
+    )
+    actions = [table.put(moved.item(), absent if head is None else equal(id=head.id, version=head.version))]
+    if head is None:
+        actions.append(table.put({"pk": directory, "sk": stream, "id": stream_id}, absent))
+    since = 1 if head is None else head.last_seq + 1
+    marked: Item = {":stream": stream, ":since": since, ":through": new[-1].seq, ":at_ns": time.time_ns()}
+    actions.append(table.update(mark_key(stream_id), _mark, _mark_names, marked))
+    actions += [table.put(page, absent) for page, _ in pages]
+    if fits:
+        actions += [table.put(item, absent) for item in keys]
+    if not _sent(table, actions, token, stream, sent):
+        return False
+    if not fits:
+        _write_keys_now(table, moved)
+    return True
+
+
+def _sent(table: Table, actions: list[Action], token: str, stream: str, sent: set[str]) -> bool:
+    sent.add(token)
+    try:
+        table.transact(actions, token)
+    except Refused as refused:
+        if not refused.failed[0]:
+            raise LogDamaged(
+                f"The stream {stream!r} holds more than its head says; nothing was written, run 'runstate verify'",
+                stream=stream,
+            ) from refused
+        return False
+    return True
+
+
+def _write_keys_now(table: Table, head: Head) -> None:
+    try:
+        write_keys(table, head)
+    except RunstateError:
+        # The events are stored, which is all that was promised. The next append finishes this before anything else.
+        return
+
+
+def write_keys(table: Table, head: Head) -> None:
+    """Write down the keys that the head says are missing. Several may do this at once, and stop at any moment."""
+    check = table.check(head.key, equal(id=head.id))  # Else they would outlive a stream that is being deleted.
+    try:
+        for some in chunks([table.put(item) for item in _unwritten(table, head)], actions_max - 1):
+            table.transact([check, *some])
+        done = Head(
+            head.stream,
+            head.id,
+            head.version + 1,
+            head.last_seq,
+            head.events,
+            head.tenant,
+            head.first_at,
+            head.last_at,
+        )
+        table.transact([table.put(done.item(), equal(id=head.id, version=head.version))])
+    except Refused:
+        return  # Somebody else has done it, or deleted the stream.
+
+
+def _unwritten(table: Table, head: Head) -> Iterator[Item]:
+    low, high = page_key(head.id, head.unindexed)[1], page_key(head.id, head.last_seq)[1]
+    for items in table.query(head.id, low, high):
+        for item in items:
+            records = page_of(head.stream, item).records
+            for record in records:
+                yield key_item(head.id, record, records[-1].seq)

@@ -1,0 +1,137 @@
+"""What a log keeps beside events: snapshots and blobs, in parts where one item would be too small."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from runstate.errors import BlobNotFound, LogDamaged, StreamNotFound
+from runstate.logs.dynamodb.appends import read_head
+from runstate.logs.dynamodb.items import Head, blobs, page_bytes_max
+from runstate.logs.dynamodb.refusals import Refused
+from runstate.logs.dynamodb.table import Item, Key, Table, encoded, equal
+from runstate.logs.log import BlobRef, StoredSnapshot
+from runstate.models.canonical import digest
+
+_digest_pattern = re.compile(r"sha256:([0-9a-f]{64})")
+
+
+# --- snapshots -----------------------------------------------------------------------------------------
+
+
+def load_snapshot(table: Table, stream: str, model: str) -> StoredSnapshot | None:
+    head = read_head(table, stream)
+    for _ in range(3):
+        item = None if head is None else table.get(_snapshot_key(head, model))
+        if item is None:
+            return None
+        parts = _part_keys(item)
+        found = table.get_many(parts)
+        if len(found) == len(parts):
+            body = b"".join(found[key]["data"] for key in parts) if parts else item["body"]
+            return StoredSnapshot(item["model"], item["version"], item["seq"], item["digest"], body)
+        # A newer snapshot has taken its place, and its parts away.
+    return None
+
+
+def save_snapshot(table: Table, stream: str, snapshot: StoredSnapshot) -> None:
+    """
+    Raises:
+        StreamNotFound: there is no such stream.
+    """
+    head = read_head(table, stream)
+    if head is None:
+        raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+    is_there = table.check(head.key, equal(id=head.id))
+    pk, sk = _snapshot_key(head, snapshot.model)
+    values: Item = {
+        "pk": pk,
+        "sk": sk,
+        "model": snapshot.model,
+        "version": snapshot.version,
+        "seq": snapshot.seq,
+        "digest": snapshot.digest,
+    }
+    old = table.get((pk, sk))
+    # Stale already: its parts need not be written first. Whether it is newer is decided by the condition below.
+    if old is not None and old["version"] == snapshot.version and old["seq"] > snapshot.seq:
+        return
+    pieces = _pieces(snapshot.body)
+    if len(pieces) > 1:
+        values |= {"parts": len(pieces), "token": secrets.token_hex(8)}
+    else:
+        values["body"] = snapshot.body
+    try:
+        for key, piece in zip(_part_keys(values), pieces, strict=False):
+            table.transact([is_there, table.put({"pk": key[0], "sk": key[1], "data": piece})])
+        table.transact([is_there, table.put(values, _newer_than_kept(snapshot))])
+    except Refused as refused:
+        table.delete_many(_part_keys(values))
+        if refused.failed[0]:
+            raise StreamNotFound(f"There is no stream {stream!r}", stream=stream) from refused
+        return
+    if old is not None:
+        table.delete_many(_part_keys(old))
+
+
+def _newer_than_kept(snapshot: StoredSnapshot) -> Item:
+    return {
+        "ConditionExpression": "attribute_not_exists(pk) OR #version <> :version OR #seq <= :seq",
+        "ExpressionAttributeNames": {"#version": "version", "#seq": "seq"},
+        "ExpressionAttributeValues": encoded({":version": snapshot.version, ":seq": snapshot.seq}),
+    }
+
+
+def _snapshot_key(head: Head, model: str) -> Key:
+    return head.id, f"s{digest(model.encode('utf-8', 'surrogatepass'))}"
+
+
+def _part_keys(snapshot: Item) -> list[Key]:
+    return [(snapshot["pk"], f"p{snapshot['token']}{part:06d}") for part in range(snapshot.get("parts", 0))]
+
+
+def _pieces(data: bytes) -> list[bytes]:
+    return [data[start : start + page_bytes_max] for start in range(0, len(data) or 1, page_bytes_max)]
+
+
+# --- blobs ---------------------------------------------------------------------------------------------
+
+
+def put_blob(table: Table, data: bytes) -> BlobRef:
+    name = digest(data)
+    if table.get((blobs, name)) is None:
+        pieces = _pieces(bytes(data))
+        for number, piece in enumerate(pieces):
+            pk, sk = _blob_part(name, number)
+            table.call("put_item", TableName=table.name, Item=encoded({"pk": pk, "sk": sk, "data": piece}))
+        # Last: what stands in the list is there as a whole.
+        entry = {"pk": blobs, "sk": name, "parts": len(pieces), "bytes": len(data)}
+        table.call("put_item", TableName=table.name, Item=encoded(entry))
+    return BlobRef(f"sha256:{name}")
+
+
+def get_blob(table: Table, ref: BlobRef) -> bytes:
+    """
+    Raises:
+        BlobNotFound: there is none of that digest.
+        LogDamaged: its bytes no longer have that digest.
+    """
+    named = _digest_pattern.fullmatch(ref)
+    entry = table.get((blobs, named[1])) if named else None
+    if named is None or entry is None:
+        raise BlobNotFound(f"There is no blob {ref[:80]!r}", ref=ref)
+    data = blob_data(table, entry)
+    if digest(data) != named[1]:
+        raise LogDamaged(f"The blob {ref} no longer has that digest", ref=ref)
+    return data
+
+
+def blob_data(table: Table, entry: Item) -> bytes:
+    """The bytes of a blob in the list, as far as they are there."""
+    keys = [_blob_part(entry["sk"], number) for number in range(entry["parts"])]
+    found = table.get_many(keys)
+    return b"".join(found[key]["data"] for key in keys if key in found)
+
+
+def _blob_part(name: str, number: int) -> Key:
+    return f"blob:{name}", f"{number:06d}"

@@ -1,0 +1,282 @@
+"""What `verify` looks at: every event against its checksum, its key and its head; the directory, the feed, blobs.
+
+DynamoDB shows no single moment of a whole table. So a stream is looked at up to where its head was at first, and
+what seems wrong is told only if the stream was not deleted meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from runstate.errors import LogDamaged
+from runstate.logs.dynamodb.appends import read_head
+from runstate.logs.dynamodb.items import (
+    Entry,
+    Head,
+    Mark,
+    blobs,
+    counter_key,
+    directory,
+    entry_of,
+    feed,
+    garbage,
+    head_key,
+    head_of,
+    key_key,
+    last_text,
+    mark_of,
+    marks_partitions,
+    page_of,
+    record_crc,
+)
+from runstate.logs.dynamodb.keepings import blob_data, load_snapshot
+from runstate.logs.dynamodb.table import Item, Table
+from runstate.logs.log import Finding, Record
+from runstate.logs.stored_rows import row_findings
+from runstate.models.canonical import digest
+
+
+def verify_table(table: Table, stream: str | None) -> Iterator[Finding]:
+    """Findings for one stream, or for the whole log."""
+    if stream is not None:
+        yield from _stream(table, stream)
+        return
+    yield from verify_rest(table)
+    for items in table.query(directory, "\0", last_text):
+        for item in items:
+            yield from _stream(table, item["sk"])
+
+
+# --- one stream ----------------------------------------------------------------------------------------
+
+
+def _stream(table: Table, stream: str) -> Iterator[Finding]:
+    listed = table.get((directory, stream))
+    try:
+        head = read_head(table, stream)
+    except LogDamaged as damaged:
+        yield Finding(code="dynamodb.head_changed", message=str(damaged), stream=stream)
+        return
+    if head is None:
+        # Again, since it may have been deleted between the two reads.
+        if listed is not None and table.get((directory, stream)) == listed and read_head(table, stream) is None:
+            yield Finding(
+                code="dynamodb.head_missing", message="The stream is listed, but its head is gone", stream=stream
+            )
+        return
+    for finding in _behind(table, head):
+        again = read_head(table, stream)
+        if again is None or again.id != head.id:
+            return
+        yield finding
+
+
+def _behind(table: Table, head: Head) -> Iterator[Finding]:
+    walk = _Walk(table, head)
+    yield from row_findings(head.stream, walk.rows(), 0, head.last_seq, head.events)
+    yield from walk.findings
+    if walk.beyond and read_head(table, head.stream) == head:
+        yield Finding(
+            code="log.events_missing",
+            message=f"The head says that {head.last_seq} is the last event, but there is one at {walk.beyond}",
+            stream=head.stream,
+            seq=walk.beyond,
+        )
+    yield from _keys(table, head, walk.keys)
+    yield from _snapshots(table, head)
+
+
+class _Walk:
+    """All pages of a stream, once: rows for those that look at rows, and what was noticed on the way."""
+
+    def __init__(self, table: Table, head: Head) -> None:
+        self._table, self._head = table, head
+        self.findings: list[Finding] = []
+        self.beyond = 0
+        """The first event behind the head."""
+        self.keys = 0
+        """How many events have their key written down."""
+
+    def rows(self) -> Iterator[tuple[int, bool, int]]:
+        for items in self._table.query(self._head.id, "e", "f"):
+            for item in items:
+                yield from self._page(item)
+
+    def _page(self, item: Item) -> Iterator[tuple[int, bool, int]]:
+        last_seq = int(item["sk"][1:])
+        if last_seq > self._head.last_seq:
+            self.beyond = self.beyond or last_seq
+            return
+        try:
+            page = page_of(self._head.stream, item)
+        except LogDamaged as damaged:
+            self.findings.append(
+                Finding(code="log.event_changed", message=str(damaged), stream=self._head.stream, seq=last_seq)
+            )
+            return
+        self._check_keys(page.records, last_seq)
+        for record, crc in zip(page.records, page.crcs, strict=True):
+            is_intact = record_crc(self._head.id, record) == crc
+            # A stream's places in the feed follow its seqs by construction; the feed itself is looked at elsewhere.
+            yield record.seq, is_intact and (record is not page.records[-1] or record.seq == last_seq), record.seq
+
+    def _check_keys(self, records: list[Record], page_seq: int) -> None:
+        expected = {key_key(self._head.id, record.key): record for record in records}
+        found = self._table.get_many(expected)
+        for place, record in expected.items():
+            item = found.get(place)
+            if item is None and self._head.unindexed and record.seq >= self._head.unindexed:
+                continue
+            self.keys += 1
+            if item is None or (item.get("seq"), item.get("page")) != (record.seq, page_seq):
+                self.findings.append(
+                    Finding(
+                        code="dynamodb.key_missing" if item is None else "dynamodb.key_changed",
+                        message=f"The key {record.key[:80]!r} does not lead to its event: a retry would store it twice",
+                        stream=self._head.stream,
+                        seq=record.seq,
+                    )
+                )
+
+
+def _keys(table: Table, head: Head, expected: int) -> Iterator[Finding]:
+    """Keys of no event: a retry would take them for known."""
+    count = 0
+    for items in table.query(head.id, "k", "l"):
+        for item in items:
+            count += 1
+            seq = item.get("seq")
+            if isinstance(seq, int) and seq > head.last_seq:
+                count -= 1
+                if read_head(table, head.stream) == head:
+                    yield _stray(head, seq)
+    if count > expected and not head.unindexed:
+        yield _stray(head, None)
+
+
+def _stray(head: Head, seq: int | None) -> Finding:
+    return Finding(
+        code="dynamodb.key_stray",
+        message="A key is written down that no event has: a new event of that key would be refused",
+        stream=head.stream,
+        seq=seq,
+    )
+
+
+def _snapshots(table: Table, head: Head) -> Iterator[Finding]:
+    for items in table.query(head.id, "s", "t"):
+        for item in items:
+            kept = load_snapshot(table, head.stream, str(item.get("model")))
+            if kept is None or digest(kept.body) != kept.digest:
+                model, seq = item.get("model"), item.get("seq")
+                yield Finding(
+                    code="snapshot.digest_mismatch",
+                    message=f"The stored {model} snapshot is not what was saved; "
+                    "it can be rebuilt with 'runstate replay'",
+                    stream=head.stream,
+                    seq=seq if isinstance(seq, int) else None,
+                )
+
+
+# --- beyond streams ------------------------------------------------------------------------------------
+
+
+def verify_rest(table: Table) -> Iterator[Finding]:
+    """Findings beyond single streams."""
+    yield from _feed(table)
+    for items in table.query(blobs, "0", "g"):
+        for item in items:
+            if digest(blob_data(table, item)) != item["sk"]:
+                yield Finding(code="blob.digest_mismatch", message=f"The blob sha256:{item['sk']} was changed")
+
+
+def _feed(table: Table) -> Iterator[Finding]:
+    """The feed has no hole, and every stream in it is there as a whole, or deleted as a whole."""
+    # In this order: what moves on meanwhile, from a head to a mark and from a mark into the feed, is met again there.
+    ends = _ends(table)
+    marks = _marks(table)
+    counter = table.get(counter_key)
+    last = int(counter["last"]) if counter else 0
+    position = 0
+    reached: dict[str, int] = {}
+    """Of every stream, how far the feed shows it."""
+    for items in table.query(feed, "0", last_text):
+        entries: list[Entry | Mark] = []
+        for item in items:
+            try:
+                entry = entry_of(item)
+            except LogDamaged as damaged:
+                yield Finding(code="dynamodb.feed_changed", message=str(damaged))
+                continue
+            if entry.position > last:
+                break
+            if entry.before != position or entry.since != reached.get(entry.id, 0) + 1:
+                yield _hole(entry.stream, reached.get(entry.id, 0) + 1)
+            position, reached[entry.id] = entry.position, entry.through
+            entries.append(entry)
+        yield from _strays(table, entries)
+    if position != last:
+        yield Finding(
+            code="dynamodb.feed_missing", message=f"The feed should go to position {last}, it ends at {position}"
+        )
+    yield from _strays(table, marks)
+    for mark in marks:
+        if mark.since <= reached.get(mark.id, 0) + 1:
+            reached[mark.id] = max(mark.through, reached.get(mark.id, 0))
+    for stream_id, (stream, last_seq) in ends.items():
+        if reached.get(stream_id, 0) < last_seq:
+            head = head_of(table.get(head_key(stream)))
+            if head is not None and head.id == stream_id:
+                yield _hole(stream, reached.get(stream_id, 0) + 1)
+
+
+def _ends(table: Table) -> dict[str, tuple[str, int]]:
+    """Where every stream ends, by its number."""
+    ends: dict[str, tuple[str, int]] = {}
+    for items in table.query(directory, "\0", last_text):
+        for item in table.get_many(head_key(item["sk"]) for item in items).values():
+            try:
+                head = head_of(item)
+            except LogDamaged:
+                continue  # It is a finding of its stream.
+            if head is not None:
+                ends[head.id] = head.stream, head.last_seq
+    return ends
+
+
+def _marks(table: Table) -> list[Entry | Mark]:
+    return [mark_of(i) for partition in marks_partitions() for items in table.query(partition, "0", "g") for i in items]
+
+
+def _hole(stream: str, seq: int) -> Finding:
+    return Finding(
+        code="dynamodb.feed_missing",
+        message="Events are missing in the feed from here on: followers do not see them",
+        stream=stream,
+        seq=seq,
+    )
+
+
+def _strays(table: Table, shown: list[Entry | Mark]) -> Iterator[Finding]:
+    heads = table.get_many(head_key(place.stream) for place in shown)
+    listed = table.get_many((directory, place.stream) for place in shown)
+    seen: set[str] = set()
+    for place in shown:
+        if place.id in seen:
+            continue
+        seen.add(place.id)
+        head = heads.get(head_key(place.stream))
+        if head is not None and head.get("id") == place.id:
+            if (directory, place.stream) not in listed and table.get(head_key(place.stream)) is not None:
+                yield Finding(
+                    code="dynamodb.not_listed",
+                    message="The stream is there, but the list of streams lacks it",
+                    stream=place.stream,
+                )
+        elif table.get((garbage, place.id)) is None and next(table.query(place.id, "e", "f", limit=1), None):
+            # The note first: it goes last, so where there is none, a deletion has left nothing.
+            yield Finding(
+                code="dynamodb.orphan_events",
+                message=f"Events are left of a stream (number {place.id}) whose head is gone",
+                stream=place.stream,
+            )
