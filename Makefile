@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: help setup demo check test soak bench bench-pipeline bench-postgres format clean
+.PHONY: help setup demo lint check test soak bench bench-pipeline bench-postgres format clean
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 
@@ -20,11 +20,13 @@ setup: $(VENV)/.ready ## make the virtual environment
 demo: setup ## the main job on embedded defaults
 	$(BIN)/runstate demo
 
-check: setup ## format, lint, types, imports, tidiness, fast tests; before every commit
+lint: setup ## format, lint, types, imports
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+check: lint ## the same, and the fast tests; before every commit
 	$(BIN)/pytest -q -n $(JOBS) --dist loadgroup -m 'not slow'
 
 test: setup ## every test

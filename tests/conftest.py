@@ -1,4 +1,4 @@
-"""What holds for all tests: those that crash things on purpose take their time, and are left out of `make check`."""
+"""What holds for all tests: those that take their time are left out of `make check`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,22 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 _crash = Path(__file__).parent / "crash"
+_stand_ins = {"dynamodb", "snowflake"}
+"""Their servers are written for tests, and take ten times as long as the real logs beside them."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if _crash in item.path.parents:
+        if _crash in item.path.parents or _uses_a_stand_in(item):
             item.add_marker(pytest.mark.slow)
+
+
+def _uses_a_stand_in(item: pytest.Item) -> bool:
+    parameters = (
+        item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+    )
+    used = {value for value in parameters if isinstance(value, str)} | {item.path.stem.removeprefix("test_")}
+    return not used.isdisjoint(_stand_ins)
 
 
 @pytest.fixture

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.log_urls import credentials
 
 from runstate.pipeline.session import session
 
@@ -23,11 +25,19 @@ fast_start = {
 }
 
 
+# First: pytest-xdist looks at the marks in the same hook, and must find these.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _here in item.path.parents:
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Where groups have no effect, every worker would start a Spark of its own, and nobody would notice why."""
+    if item.config.getoption("loadgroup", False) and not item.nodeid.endswith("@spark"):
+        pytest.fail("pytest-xdist has not put this test into its group; is it too old for this pytest?", pytrace=False)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -41,6 +51,21 @@ def _functions_travel_by_value(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
+    # Now, since its workers inherit what is set when Spark starts: they open logs by themselves.
+    for name, value in credentials.items():
+        os.environ.setdefault(name, value)
     started = session(master="local[2]", conf=fast_start, app_name="runstate-tests")
     yield started
     started.stop()
+
+
+@pytest.fixture
+def spark_home(tmp_path: Path) -> str:
+    """For SPARK_HOME: a local cluster keeps its working files where Spark is installed."""
+    import pyspark
+
+    home = tmp_path / "spark"
+    home.mkdir()
+    for entry in Path(pyspark.__file__).parent.iterdir():
+        (home / entry.name).symlink_to(entry)
+    return str(home)

@@ -6,33 +6,48 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.fleets import histories, models
+from tests.log_urls import durable_schemes, take_no_events, url_at
 
-from runstate.logs.registry import installed_schemes
+from runstate.logs.archive.directory import ArchiveDirectory
+from runstate.logs.archive.writing import PackWriter
+from runstate.logs.registry import open_log
 from runstate.pipeline.origins import open_origin
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.snapshot_table import latest, open_snapshot_table
 from runstate.store import open as open_store
 
-need_a_server = ("postgresql",)
-"""Their URLs are made of more than a path, as the tests that use this list make theirs."""
-
-
-def schemes() -> list[str]:
-    """Of the logs that outlive their process and live at a path; the first kind must be refused, as a test proves."""
-    return [scheme for scheme in installed_schemes() if scheme not in ("memory", *need_a_server)]
-
 
 def pairs() -> list[tuple[str, str]]:
-    return [(scheme, model) for scheme in schemes() for model in models()]
+    """Every log that takes events, with every model."""
+    return [(scheme, model) for scheme in durable_schemes() for model in models()]
+
+
+def readable_pairs() -> list[tuple[str, str]]:
+    """And those that hold what others have held."""
+    return [*pairs(), *((scheme, model) for scheme in sorted(take_no_events) for model in models())]
 
 
 def filled(scheme: str, model: str, directory: Path, *, seed: int = 0, runs: int = 12) -> str:
     """The URL of a log that holds the model's fleet. A second fleet, of another seed, joins the first."""
-    url = f"{scheme}:{directory / f'{scheme}-{model}'}"
+    if scheme in take_no_events:
+        return _archived(filled("sqlite", model, directory, seed=seed, runs=runs), model, directory / scheme)
+    url = url_at(scheme, directory / f"{scheme}-{model}")
     with open_store(url, model, snapshot_every=0, on_alert=lambda alert: None) as store:
         for lines in histories(model, seed, runs).values():
             store.append_events([store.model.parse(line) for line in lines])
     return url
+
+
+def _archived(source: str, model: str, to: Path) -> str:
+    """An archive of all streams of a log, also of those that are not over."""
+    directory = ArchiveDirectory(to)
+    directory.prepare(model)
+    writer = PackWriter(directory, model)
+    with open_log(source) as log:
+        for head in log.heads():
+            writer.add(head.stream, log.read(head.stream, limit=10_000))
+    writer.commit()
+    return f"archive:{to}"
 
 
 def local_snapshots(url: str, model: str) -> dict[str, tuple[int, bytes]]:

@@ -627,8 +627,13 @@ def test_the_snapshots_of_a_replay_are_held_against_the_events(spark: SparkSessi
     assert summary(audit(spark, url, as_of=as_of, snapshots=replayed)).codes == []
     with runstate.open(url) as store:
         store.append_event(_event("b", "SignalAccepted", "2026-11-15T11:00:00Z"))
-    # One that is behind is held against the events up to its place.
-    assert summary(audit(spark, url, as_of=as_of, snapshots=replayed)).codes == []
+        _run(store, "d", steps=1)
+    # One that is behind is held against the events up to its place, and is no damage.
+    found = summary(audit(spark, url, as_of=as_of, snapshots=replayed))
+    (behind,) = found.codes
+    assert (behind.severity, behind.code, behind.count, found.ok) == ("warning", "audit.snapshot_behind", 2, True)
+    rows = _here([url], snapshots=str(replayed))
+    assert [(row.stream, row.seq) for row in rows if row.code == behind.code] == [("b", 6), ("d", None)]
 
 
 def test_a_replay_that_was_made_of_other_events_is_damage(replayed: Path, tmp_path: Path) -> None:

@@ -69,24 +69,19 @@ with spark_session(master="local-cluster[2,1,1024]", conf=conf) as spark:
 """
 
 
-def test_a_cluster_gives_the_same_snapshots_and_survives_the_loss_of_an_executor(tmp_path: Path) -> None:
-    import pyspark
-
+def test_a_cluster_gives_the_same_snapshots_and_survives_the_loss_of_an_executor(
+    tmp_path: Path, spark_home: str
+) -> None:
     urls = {
         "engine": filled("sqlite", "engine", tmp_path, runs=60),
         "rundir": filled("ndjson", "rundir", tmp_path, runs=6),
     }
-    # A local cluster keeps its working files where Spark is installed.
-    spark_home = tmp_path / "spark"
-    spark_home.mkdir()
-    for entry in Path(pyspark.__file__).parent.iterdir():
-        (spark_home / entry.name).symlink_to(entry)
     done = subprocess.run(
         [sys.executable, "-c", _program, json.dumps(urls), str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=500,
-        env={**os.environ, "SPARK_HOME": str(spark_home)},
+        env={**os.environ, "SPARK_HOME": spark_home},
     )
     assert done.returncode == 0, done.stderr[-4000:]
     told = json.loads(done.stdout.splitlines()[-1])

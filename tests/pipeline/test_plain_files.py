@@ -13,17 +13,19 @@ import msgspec
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 from tests.fleets import histories
 from tests.pipeline.fleet_logs import event_lines, filled, local_snapshots
 
 from runstate.errors import LogNotFound
 from runstate.models.registry import find_model
-from runstate.pipeline.event_table import open_event_table, quarantine_schema
+from runstate.pipeline.event_table import open_event_table
 from runstate.pipeline.failures import PipelineFailed, readable
-from runstate.pipeline.file_events import assembled, new_parts
+from runstate.pipeline.file_events import assembled
+from runstate.pipeline.file_progress import keep_plan, new_parts
 from runstate.pipeline.jobs import Written, ingest, read_view, write_table
-from runstate.pipeline.plain_files import FileChanged, content_bytes_max, line_schema
+from runstate.pipeline.plain_files import FileChanged, Plan, content_bytes_max
+from runstate.pipeline.quarantine import quarantined as all_quarantined
+from runstate.pipeline.quarantine import reasons
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.table import Table, TableInfo
 from runstate.pipeline.views import InvalidOption
@@ -33,10 +35,8 @@ at = "2026-11-15T09:30:00.500Z"
 
 
 def quarantined(table: Path) -> list[dict[str, Any]]:
-    opened = open_event_table(table)
-    pieces = opened.pieces(opened.files("quarantine"), Shard(), quarantine_schema.names)
-    rows = [row for piece in pieces for row in piece.to_pylist()]
-    assert [row["stream"] for row in rows] == sorted(row["stream"] for row in rows)
+    rows = list(all_quarantined(table))
+    assert reasons(table) == Counter(row["code"] for row in rows)
     assert all(row["reason"] and row["url"] == f"files:{row['file']}" for row in rows)
     return rows
 
@@ -281,16 +281,17 @@ def test_the_order_is_that_of_the_files_whatever_order_their_lines_arrive_in(
     urls = [f"files:{write(tmp_path / 'in/b.ndjson', lines[half:])}", f"files:{tmp_path}/in"]
     write(tmp_path / "in/a.ndjson", lines[:half])
     table = Table.make(tmp_path / "table", TableInfo("events", "engine", 1))
-    parts = new_parts(urls, {})
+    parts, _ = new_parts(urls, {}, find_model("engine"), 1 << 20)
     assert len(parts) == 2
 
     def backwards(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in reversed(list(batches)):
             yield batch.take(pa.array(range(batch.num_rows - 1, -1, -1)))
 
-    lines_backwards = read_view(spark, urls, "lines").mapInArrow(backwards, from_arrow_schema(line_schema))
     with table.writing():
-        write_table(table, assembled(lines_backwards, table, parts, 2), {})
+        plan = keep_plan(table, Plan(parts, ["engine-1-0001"]))
+        frame = read_view(spark, urls, "lines", plan=str(plan))
+        write_table(table, assembled(frame.mapInArrow(backwards, frame.schema), table, 2), {})
     assert snapshots(spark, tmp_path / "table") == stored_locally("engine", lines)
 
 
@@ -341,7 +342,11 @@ def test_a_rerun_adds_nothing_and_a_grown_file_adds_only_its_tail(spark: SparkSe
     def grow(data: bytes) -> Written:
         with file.open("ab") as opened:
             opened.write(data)
-        return ingest(spark, f"files:{tmp_path}/in", table)
+        done = ingest(spark, f"files:{tmp_path}/in", table)
+        # Whatever was torn in between: every line that is in the file now is an event or quarantined, and once.
+        in_file = file.read_bytes().rstrip(b" \t\r").removesuffix(b"\n").count(b"\n") + 1
+        assert len(events(table)) + len(quarantined(table)) == in_file
+        return done
 
     first = grow(b"\n".join(lines[:10]) + b"\n")
     assert (first.commit, first.counts["events"]) == (1, 10)
@@ -350,14 +355,20 @@ def test_a_rerun_adds_nothing_and_a_grown_file_adds_only_its_tail(spark: SparkSe
     torn = grow(lines[10] + b"\nno event\n" + lines[11][:50])
     assert (torn.counts["events"], torn.counts["quarantined"]) == (1, 2)
     assert by_place(quarantined(table)) == {("a.ndjson", 12): "json.invalid", ("a.ndjson", 13): "line.unfinished"}
-    # The torn line is written to its end: it is an event now, and what was torn stays on record.
-    mended = grow(lines[11][50:])
+    assert ingest(spark, f"files:{tmp_path}/in", table).commit == torn.commit
+    # More of it, and still no event: it is told as it is now, once.
+    longer = grow(lines[11][50:60])
+    assert (longer.counts["events"], longer.counts["quarantined"]) == (0, 1)
+    assert [row["content"] for row in quarantined(table)] == [b"no event", lines[11][:60]]
+    # The torn line is written to its end: it is an event now, and no longer quarantined.
+    mended = grow(lines[11][60:])
     assert (mended.counts["events"], mended.counts["quarantined"]) == (1, 0)
-    # It was taken without its newline; that the newline follows changes nothing.
-    assert grow(b"\n").counts["lines"] == 0
+    assert by_place(quarantined(table)) == {("a.ndjson", 12): "json.invalid"}
+    # It was taken without its newline; that this follows, after blanks or not, changes nothing.
+    assert grow(b" \t").counts["lines"] == 0
+    assert grow(b"\r\n").counts["lines"] == 0
     rest = grow(b"\n".join(lines[12:]))
     assert (rest.counts["events"], rest.counts["quarantined"]) == (len(lines) - 12, 0)
-    assert len(quarantined(table)) == 2
     assert snapshots(spark, table) == stored_locally("engine", lines)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.fleets import models
+from tests.fleets import histories, models
 from tests.pipeline.fleet_logs import filled
 
 from runstate.models.registry import find_model
@@ -81,6 +81,21 @@ def test_the_figures_are_those_of_one_process(spark: SparkSession, tmp_path: Pat
     page = render(found)
     assert b"log.damaged" in page
     assert b"<b>" not in page
+
+
+def test_a_stream_in_two_logs_counts_once(spark: SparkSession, tmp_path: Path) -> None:
+    first, second = filled("sqlite", "engine", tmp_path, runs=3), f"sqlite:{tmp_path}/second.db"
+    with open_store(second, "engine", snapshot_every=0, on_alert=lambda alert: None) as store:
+        for lines in (*histories("engine", runs=2).values(), *histories("engine", seed=1, runs=1).values()):
+            store.append_events([store.model.parse(line) for line in lines])
+    alone, both = (report(spark, [Part(urls, "engine")]) for urls in ([first], [first, second]))
+    assert (alone.totals.runs, both.totals.runs) == (3, 4)
+    (other,) = histories("engine", seed=1, runs=1).values()
+    assert both.totals.events == alone.totals.events + len(other)
+    assert sum(row.events for row in both.throughput) == sum(row.events for row in both.tenants) == both.totals.events
+    expected = Counter(span.name for span in local_spans(first, "engine") if span.kind == "step")
+    expected.update(s.name for s in local_spans(second, "engine") if s.kind == "step" and s.stream == "engine-1-0000")
+    assert {row.name: row.count for row in both.steps} == expected
 
 
 def test_an_empty_fleet_has_a_report(spark: SparkSession, tmp_path: Path) -> None:

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.log_urls import url_at
 
 from runstate.errors import LogNotFound, Unsupported
+from runstate.logs.registry import open_log
 from runstate.models.registry import installed_models
 from runstate.pipeline import machine
 from runstate.pipeline.failures import PipelineFailed, explain, readable, told_to_driver
@@ -294,14 +296,7 @@ def test_the_same_package_gives_the_same_zip() -> None:
         assert {entry.date_time for entry in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
 
 
-def test_a_cluster_gets_the_package_as_a_zip(tmp_path: Path, bare_python: str) -> None:
-    import pyspark
-
-    # A local cluster keeps its working files where Spark is installed.
-    spark_home = tmp_path / "spark"
-    spark_home.mkdir()
-    for entry in Path(pyspark.__file__).parent.iterdir():
-        (spark_home / entry.name).symlink_to(entry)
+def test_a_cluster_gets_the_package_as_a_zip(spark_home: str, bare_python: str) -> None:
     conf = {**_fast, "spark.pyspark.python": bare_python, "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
     found = _run(
         f"""{_tell}
@@ -311,7 +306,7 @@ with spark_session(master="local-cluster[2,1,1024]", conf={conf!r}) as spark:
     check_executors(spark)
     print(json.dumps(told(spark)))
 """,
-        SPARK_HOME=str(spark_home),
+        SPARK_HOME=spark_home,
     )
     assert len(found) == 2
     for file, models in found:
@@ -423,6 +418,42 @@ def test_executors_that_lack_packages_are_an_error_that_names_all(
         check_executors(spark)
     assert incomplete.value.details["missing"] == ["msgspec", "pyarrow"]
     assert "pip install msgspec pyarrow" in str(incomplete.value)
+
+
+def test_executors_without_the_driver_of_a_log_are_told_before_the_stage(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = _python_without(tmp_path, "psycopg", "filelock", "runstate")
+    # Nothing is sent to the workers of a local session: they find Runstate where it is.
+    (tmp_path / "libraries" / "runstate").symlink_to(Path(str(machine.__file__)).parents[1])
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", python)
+    urls = ["sqlite:runs.db", "table:events", "postgresql://u@127.0.0.1/x", "postgresql://u@127.0.0.1/y"]
+    with pytest.raises(ExecutorsIncomplete) as incomplete:
+        check_executors(spark, urls=urls, stage="ingest")
+    assert incomplete.value.details["missing"] == ["filelock", "psycopg"]
+    said = str(incomplete.value)
+    assert said.startswith("The stage ingest cannot run: the executors' Python (")
+    assert "cannot import filelock, psycopg, which the postgresql log needs." in said
+    assert "(pip install filelock 'runstate[postgres]')" in said
+    with pytest.raises(ExecutorsIncomplete) as incomplete:
+        check_executors(spark, urls=urls[:2])
+    assert incomplete.value.details["missing"] == ["filelock"]
+
+
+def test_a_job_on_a_cluster_without_the_driver_is_refused_by_name(tmp_path: Path, spark_home: str) -> None:
+    python, url = _python_without(tmp_path, "psycopg"), url_at("postgresql", tmp_path)
+    open_log(url).close()
+    conf = {**_fast, "spark.pyspark.python": python, "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+    command = [sys.executable, "-m", "runstate", "pipeline", "ingest", url, "--to", str(tmp_path / "events")]
+    command += ["--master", "local-cluster[1,1,1024]"]
+    command += [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+    environment = {**os.environ, "SPARK_HOME": spark_home, "COLUMNS": "1000"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 2, done.stderr
+    assert "The stage ingest cannot run" in done.stderr
+    assert "psycopg, which the postgresql log needs" in done.stderr
+    assert "pip install 'runstate[postgres]'" in done.stderr
+    assert not (tmp_path / "events").exists()
 
 
 # --- failures ------------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from tests.fleets import histories
-from tests.pipeline.fleet_logs import local_snapshots, pairs, schemes
+from tests.log_urls import durable_schemes, url_at
+from tests.pipeline.fleet_logs import local_snapshots, pairs
 
 from runstate.errors import InvalidUrl, LogBusy, RunstateError, Unsupported
 from runstate.logs.registry import open_log
@@ -67,7 +68,7 @@ def test_a_frame_is_appended_in_order_and_a_second_time_changes_nothing(
     spark: SparkSession, tmp_path: Path, scheme: str, model: str
 ) -> None:
     by_stream = timed(histories(model, seed=1, runs=5), model)
-    url = f"{scheme}:{tmp_path}/log"
+    url = url_at(scheme, tmp_path / "log")
     frame = frame_of(spark, in_turn(by_stream))
     for _ in range(2):
         append_events(frame, url, model=model)
@@ -169,9 +170,9 @@ sink.EventWriter(url, {}, StructType([StructField("body", StringType())])).write
 """
 
 
-@pytest.mark.parametrize("scheme", schemes())
+@pytest.mark.parametrize("scheme", durable_schemes())
 def test_a_partition_that_was_half_appended_is_appended_to_its_end(tmp_path: Path, scheme: str) -> None:
-    url = f"{scheme}:{tmp_path}/log"
+    url = url_at(scheme, tmp_path / "log")
     writer = EventWriter(url, {}, text)
     by_stream = histories("rundir" if scheme == "ndjson" else "engine", seed=1, runs=2)
     lines = in_turn(by_stream)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from tests.pipeline.fleet_logs import filled, pairs
+from tests.pipeline.fleet_logs import filled, readable_pairs
 
 from runstate.errors import LogDamaged
 from runstate.pipeline import events, origins
@@ -33,7 +33,7 @@ def as_read(frame: DataFrame) -> list[tuple[Any, ...]]:
     return sorted(tuple(row) for row in frame.collect())
 
 
-@pytest.mark.parametrize(("scheme", "model"), pairs())
+@pytest.mark.parametrize(("scheme", "model"), readable_pairs())
 def test_every_event_comes_once_as_its_log_gives_it(
     spark: SparkSession, tmp_path: Path, scheme: str, model: str
 ) -> None:

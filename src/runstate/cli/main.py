@@ -10,7 +10,7 @@ import msgspec
 import typer
 from rich.text import Text
 
-from runstate.cli import demo, events, integrity, pipeline, runs, states
+from runstate.cli import copying, demo, events, integrity, pipeline, pipeline_archive, retention, runs, states
 from runstate.cli.output import silence_stdout, words
 from runstate.errors import BlobNotFound, LogDamaged, LogNotFound, RunstateError, StreamNotFound
 from runstate.runtimes.orchestrator import RunCancelled, RunFailed
@@ -53,9 +53,13 @@ app.command("diff")(states.diff)
 app.command("replay")(states.replay)
 app.command("verify")(integrity.verify)
 app.command("repair")(integrity.repair)
+app.command("archive")(retention.archive)
+app.command("restore")(retention.restore)
+app.command("copy")(copying.copy)
 app.command("run")(runs.run)
 app.command("resume")(runs.resume)
 app.command("status")(runs.status)
+pipeline.app.command("archive")(pipeline_archive.archive)
 app.add_typer(pipeline.app)
 app.command("demo")(demo.demo)
 

@@ -95,6 +95,9 @@ def ingest(
     to: To,
     model: ModelName = None,
     file_format: Format = "parquet",
+    compact: Annotated[
+        bool, typer.Option("--compact", help="Then write the table's many small files anew, as few large ones.")
+    ] = False,
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
@@ -104,8 +107,10 @@ def ingest(
     from runstate.pipeline import jobs
 
     _check_format(file_format)
-    with _spark(master, remote, conf, "ingest") as spark:
+    with _spark(master, remote, conf, "ingest", urls) as spark:
         done = jobs.ingest(spark, urls, to, model=model, file_format=file_format)
+        if compact:
+            jobs.compact(spark, to)
     _tell(done.counts, as_json)
     if done.counts.get("quarantined"):
         words.print(f"set aside, with reasons: runstate pipeline quarantine {to}")
@@ -146,7 +151,7 @@ def replay(
     from runstate.pipeline import jobs
     from runstate.pipeline.snapshot_table import snapshot_counts
 
-    with _spark(master, remote, conf, "replay") as spark:
+    with _spark(master, remote, conf, "replay", urls) as spark:
         done = jobs.replay(spark, urls, to, model=model, full=full)
     streams, failed = snapshot_counts(to)
     _tell({"folded": done.counts.get("streams", 0), "streams": streams, "failed": failed}, as_json)
@@ -173,7 +178,7 @@ def audit(
     """Prove a fleet: order, uniqueness, hash chains, transitions, snapshots. Exit code 1 if there is damage."""
     from runstate.pipeline import audit as audits
 
-    with _spark(master, remote, conf, "audit") as spark:
+    with _spark(master, remote, conf, "audit", urls) as spark:
         found = audits.audit(spark, urls, model=model, snapshots=snapshots, silent_s=silent_s, skew_s=skew_s)
         summary = audits.summary(found if to is None else audits.write(found, to))
     if as_json:
@@ -205,7 +210,7 @@ def report(
     from runstate.pipeline.stages import grouped, publish
 
     groups = grouped(urls, model)
-    with _spark(master, remote, conf, "report") as spark:
+    with _spark(master, remote, conf, "report", urls) as spark:
         found = made(spark, [Part(each, name) for name, each in groups.items()])
     to.mkdir(parents=True, exist_ok=True)
     publish(to / "report.html", render(found))
@@ -342,7 +347,9 @@ def _settings(master: str | None, remote: str | None, conf: list[str] | None) ->
 
 
 @contextmanager
-def _spark(master: str | None, remote: str | None, conf: list[str] | None, doing: str) -> Iterator[SparkSession]:
+def _spark(
+    master: str | None, remote: str | None, conf: list[str] | None, doing: str, urls: list[str]
+) -> Iterator[SparkSession]:
     settings = _settings(master, remote, conf)
     from runstate.pipeline.session import spark_session
     from runstate.pipeline.shipping import check_cluster
@@ -355,5 +362,5 @@ def _spark(master: str | None, remote: str | None, conf: list[str] | None, doing
                 master=settings.master, remote=settings.remote, conf=settings.conf, app_name=f"runstate {doing}"
             )
         )
-        check_cluster(spark)
+        check_cluster(spark, doing, urls)
         yield spark

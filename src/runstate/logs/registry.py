@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
 from runstate.errors import InvalidUrl, Unsupported
@@ -16,6 +16,12 @@ def installed_schemes() -> list[str]:
     return sorted({point.name for point in entry_points(group=_group)})
 
 
+def entry_point_of(url: str) -> EntryPoint | None:
+    """What opens the log that a URL names, not loaded yet. Its first extra brings the driver that it needs."""
+    scheme, colon, _ = url.partition(":")
+    return next(iter(entry_points(group=_group, name=scheme)), None) if colon else None
+
+
 def open_log(url: str, *, create: bool = True) -> EventLog:
     """Open the log that a URL names, and make it if it is not there yet and `create` says so.
 
@@ -25,16 +31,20 @@ def open_log(url: str, *, create: bool = True) -> EventLog:
         NotALog, LogTooNew: something else is at that place; it was left untouched.
         Unsupported: the log needs an extra that is not installed.
     """
-    scheme, colon, _ = url.partition(":")
-    for point in entry_points(group=_group, name=scheme) if colon else ():
-        try:
-            opener = point.load()
-        except ImportError as error:
-            extra = point.extras[0] if point.extras else scheme
-            raise Unsupported(f"The {scheme} log needs a driver: pip install 'runstate[{extra}]' ({error})") from error
-        return cast(EventLog, opener(url, create=create))
-    raise InvalidUrl(
-        f"{url[:80]!r} names no log. A URL begins with one of: "
-        + ", ".join(f"{known}:" for known in installed_schemes()),
-        url=url[:200],
-    )
+    point = entry_point_of(url)
+    if point is None:
+        raise InvalidUrl(
+            f"{url[:80]!r} names no log. A URL begins with one of: "
+            + ", ".join(f"{known}:" for known in installed_schemes()),
+            url=url[:200],
+        )
+    try:
+        opener = point.load()
+    except ImportError as error:
+        raise Unsupported(f"The {point.name} log needs a driver: pip install {extra_of(point)} ({error})") from error
+    return cast(EventLog, opener(url, create=create))
+
+
+def extra_of(point: EntryPoint) -> str:
+    """What to install for a log, as pip wants it."""
+    return f"'runstate[{point.extras[0] if point.extras else point.name}]'"

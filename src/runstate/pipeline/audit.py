@@ -26,13 +26,14 @@ from runstate.errors import InvalidUrl, LogFailed, LogNotFound, LogTooNew, Unsup
 from runstate.logs.disk import RealDisk
 from runstate.logs.log import Finding, now
 from runstate.pipeline.audit_walk import KeptSnapshots, Source, side_by_side
-from runstate.pipeline.checks import AnyModel, Audited, Bounds, Kept, Told, audit_stream, conflicts, parse_time
+from runstate.pipeline.checks import AnyModel, Audited, Bounds, Kept, audit_stream, conflicts, parse_time
 from runstate.pipeline.failures import readable
 from runstate.pipeline.jobs import read_view
 from runstate.pipeline.origins import StreamReader, open_origin
 from runstate.pipeline.rows import pack
 from runstate.pipeline.shards import Shard, cut
 from runstate.pipeline.snapshot_table import open_snapshot_table
+from runstate.pipeline.told import Told
 from runstate.pipeline.views import InvalidOption, Request, Task, View
 
 finding_schema = pa.schema(

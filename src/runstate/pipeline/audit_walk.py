@@ -13,13 +13,14 @@ import pyarrow as pa
 from runstate.errors import RunstateError
 from runstate.logs.log import Finding
 from runstate.models.model import ColumnFold
-from runstate.pipeline.checks import AnyModel, Kept, Told
+from runstate.pipeline.checks import AnyModel, Kept
 from runstate.pipeline.event_table import TableOrigin
 from runstate.pipeline.origins import Origin, StreamReader, open_origin
 from runstate.pipeline.replay import column_fold
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.snapshot_table import latest, open_snapshot_table
 from runstate.pipeline.sorted_files import FileEntry, TableDamaged
+from runstate.pipeline.told import Told
 
 
 class Source:
@@ -171,38 +172,45 @@ class KeptSnapshots:
         self._place = directory or ""
         self._rows = iter(()) if directory is None else _kept_rows(directory, shard)
         self._failed: Exception | None = None
+        self._is_whole = directory is not None
         self._next = self._take()
 
     def of(self, stream: str) -> Kept | None:
+        """What is to be held against the stream; nothing if it could not be folded, or if that cannot be known."""
         if self._next is None or self._next[0] != stream:
-            return None
+            return Kept(self._place, 0, 0, "", None, is_current=True) if self._is_whole else None
         _, seq, version, told_digest, body = self._next
         self._next = self._take()
-        return Kept(self._place, seq, version, told_digest, body)
+        return None if body is None else Kept(self._place, seq, version, told_digest, body, is_current=True)
 
     def passed_over(self, stream: str | None) -> Iterator[Finding]:
         """What is to be said about snapshots before a stream, which no origin has; None: about all that are left."""
         while self._next is not None and (stream is None or self._next[0] < stream):
             message = f"{self._place} holds a snapshot of a stream that was found in none of the logs"
-            yield Finding(code="audit.snapshot_orphan", message=message, severity="warning", stream=self._next[0])
+            if self._next[4] is not None:
+                yield Finding(code="audit.snapshot_orphan", message=message, severity="warning", stream=self._next[0])
             self._next = self._take()
         if self._failed is not None:
             message = f"The snapshots in {self._place} cannot be read on, and were not compared: {self._failed}"
             self._failed = None
             yield Finding(code="audit.snapshots_unreadable", message=message)
 
-    def _take(self) -> tuple[str, int, int, str, bytes] | None:
+    def _take(self) -> _KeptRow | None:
         try:
             return next(self._rows, None)
         except Exception as error:  # noqa: BLE001 - the events are still to be audited
-            self._failed = error
+            self._failed, self._is_whole = error, False
             return None
 
 
-def _kept_rows(directory: str, shard: Shard) -> Iterator[tuple[str, int, int, str, bytes]]:
+_KeptRow = tuple[str, int, int, str, bytes | None]
+"""A stream, the seq, the model's version and the digest of its snapshot, and that; None if it could not be folded."""
+
+
+def _kept_rows(directory: str, shard: Shard) -> Iterator[_KeptRow]:
     table = open_snapshot_table(Path(directory))
     columns = ("stream", "seq", "version", "digest", "body")
     rows: Iterator[dict[str, Any]] = latest(table, table.files("snapshots"), shard, columns)
     for row in rows:
-        if row["body"] is not None:  # Else the stream could not be folded.
-            yield row["stream"], row["seq"], row["version"], row["digest"], row["body"].encode()
+        body = None if row["body"] is None else row["body"].encode()
+        yield row["stream"], row["seq"], row["version"], row["digest"], body

@@ -6,26 +6,22 @@ Beside the records there is never more than a few numbers per event in memory, s
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from runstate.changes import changes
-from runstate.errors import LogDamaged, RunstateError
-from runstate.logs.log import Finding, Record
+from runstate.logs.log import Record
 from runstate.models.canonical import digest
 from runstate.models.model import Alert, Model
 from runstate.pipeline.envelopes import disagreement_finder
+from runstate.pipeline.told import Told
 
 AnyModel = Model[Any, Any, Any]
-
-told_max = 100
-"""Findings of one kind in one stream that are told one by one. The others are counted."""
 
 terminal_words = frozenset(
     ["COMPLETED", "FAILED", "CANCELLED", "CANCELED", "SUCCEEDED", "SUCCESS", "FINISHED", "DONE", "ABORTED", "CLOSED"]
@@ -56,68 +52,10 @@ class Kept(NamedTuple):
     seq: int
     version: int
     digest: str
-    body: bytes
-
-
-class Told:
-    """The findings of one stream, or of what is no stream."""
-
-    def __init__(self, stream: str | None) -> None:
-        self._stream = stream
-        self._findings: list[Finding] = []
-        self._counts: Counter[tuple[Literal["damage", "warning"], str]] = Counter()
-        self._log_told: set[tuple[str, int | None]] = set()
-
-    def pass_on(self, finding: Finding) -> None:
-        """Tell what the log itself has found. What it has told of is not told again in other words."""
-        self._log_told.add((finding.code, finding.seq))
-        if finding.severity == "damage":
-            self._log_told.add(("damage", finding.seq))
-        self._add(msgspec.structs.replace(finding, stream=finding.stream or self._stream))
-
-    def log_told(self, code: str, seq: int | None) -> bool:
-        """Whether the log has found this there itself; `damage` stands for any."""
-        return (code, seq) in self._log_told
-
-    def damage(self, code: str, message: str, seq: int | None = None, /, **details: Any) -> None:
-        self._add(Finding(code=code, message=message, stream=self._stream, seq=seq, details=details))
-
-    def warn(self, code: str, message: str, seq: int | None = None, /, **details: Any) -> None:
-        finding = Finding(code=code, message=message, stream=self._stream, seq=seq, details=details)
-        self._add(msgspec.structs.replace(finding, severity="warning"))
-
-    def failed(self, error: Exception) -> None:
-        """Tell that reading had to stop."""
-        seq = error.details.get("seq") if isinstance(error, RunstateError) else None
-        if isinstance(error, LogDamaged) and self.log_told("damage", seq):
-            return
-        if not isinstance(error, RunstateError):
-            self.damage("audit.failed", f"The audit could not go on here: {error!r}")
-            return
-        details = {name: value for name, value in error.details.items() if name not in ("stream", "seq")}
-        # As a finding of the log's: when its own check has met this, the walk will meet it again.
-        self.pass_on(Finding(code=error.code, message=str(error), seq=seq, details=details))
-
-    def findings(self) -> list[Finding]:
-        """All of them; those that were only counted in one finding for each kind, `andMore` in its details."""
-        more = [
-            Finding(
-                code=code,
-                message=f"and {count - told_max} more of the same",
-                severity=severity,
-                stream=self._stream,
-                details={"andMore": count - told_max},
-            )
-            for (severity, code), count in self._counts.items()
-            if count > told_max
-        ]
-        return self._findings + more
-
-    def _add(self, finding: Finding) -> None:
-        kind = finding.severity, finding.code
-        self._counts[kind] += 1
-        if self._counts[kind] <= told_max:
-            self._findings.append(finding)
+    body: bytes | None
+    """None where there is none of it yet, though there should be."""
+    is_current: bool = False
+    """Whether it is meant to be of the whole stream, as that of a replay is."""
 
 
 class Audited(NamedTuple):
@@ -326,12 +264,17 @@ def _fold(walk: _Walk, model: AnyModel, kept: Iterable[Kept], bounds: Bounds, to
 
     try:
         state = model.initial(walk.stream)
+        equal = []
         for snapshot in sorted(kept, key=lambda snapshot: snapshot.seq):
-            if snapshot.version == model.version:  # What another version has made means nothing to this one.
+            if snapshot.body is None:
+                equal.append(snapshot)
+            elif snapshot.version == model.version:  # What another version has made means nothing to this one.
                 state = model.fold(state, walk.lines(snapshot.seq), alert)
-                _compare(walk, snapshot, model.dump(state), told)
+                if _is_equal(walk, snapshot, snapshot.body, model.dump(state), told):
+                    equal.append(snapshot)
         state = model.fold(state, walk.lines(), alert)
         status = model.status(state)
+        _tell_behind(equal, walk.taken_seq, told)
     except Exception as error:  # noqa: BLE001 - a model may be anybody's
         message = f"The model {model.name!r} cannot fold the stream: {error!r}; is it the right model?"
         told.damage("model.failed", message, walk.taken_seq or None)
@@ -348,23 +291,40 @@ def _words(found: Alert) -> str:
     return f"The model raises the alert {found.code} of level {found.level}"
 
 
-def _compare(walk: _Walk, snapshot: Kept, folded: bytes, told: Told) -> None:
-    def differs(message: str, **details: Any) -> None:
-        words = f"The snapshot in {snapshot.place} {message}; rebuild it with 'runstate replay'"
+def _is_equal(walk: _Walk, snapshot: Kept, body: bytes, folded: bytes, told: Told) -> bool:
+    """Whether a snapshot is what the events up to its seq fold into; else what differs is told."""
+
+    def differs(message: str, **details: Any) -> bool:
+        command = "pipeline replay --full" if snapshot.is_current else "replay"
+        words = f"The snapshot in {snapshot.place} {message}; rebuild it with 'runstate {command}'"
         told.damage("audit.snapshot_differs", words, snapshot.seq, place=snapshot.place, **details)
+        return False
 
     if walk.ended and walk.taken_seq < snapshot.seq:
-        if walk.error is None:  # Else its events may be beyond the damage.
-            differs(f"is ahead of its events, which end at {walk.taken_seq}", lastSeq=walk.taken_seq)
-    elif snapshot.body != folded:
-        differs(
+        if walk.error is not None:  # Its events may be beyond the damage.
+            return False
+        return differs(f"is ahead of its events, which end at {walk.taken_seq}", lastSeq=walk.taken_seq)
+    if body != folded:
+        return differs(
             f"is not what the events up to {snapshot.seq} fold into",
-            kept=digest(snapshot.body),
+            kept=digest(body),
             folded=digest(folded),
-            changes=_changes(folded, snapshot.body),
+            changes=_changes(folded, body),
         )
-    elif snapshot.digest != digest(snapshot.body):
-        differs("has another digest than its bytes", kept=snapshot.digest, folded=digest(folded))
+    if snapshot.digest != digest(body):
+        return differs("has another digest than its bytes", kept=snapshot.digest, folded=digest(folded))
+    return True
+
+
+def _tell_behind(snapshots: Iterable[Kept], last_seq: int, told: Told) -> None:
+    """Of snapshots that are right as far as they go, those that do not go far enough."""
+    for snapshot in snapshots:
+        if snapshot.is_current and snapshot.seq < last_seq:
+            has = "has no snapshot of this stream" if snapshot.body is None else f"ends at event {snapshot.seq}"
+            message = (
+                f"{snapshot.place} {has}, and the stream at {last_seq}; 'runstate pipeline replay' goes on from there"
+            )
+            told.warn("audit.snapshot_behind", message, snapshot.seq or None, place=snapshot.place, lastSeq=last_seq)
 
 
 def _changes(folded: bytes, kept: bytes) -> Any:

@@ -2,23 +2,19 @@
 
 Lines come grouped by stream. A line that a log has stored keeps its bytes and its place; lines as producers write them
 go behind, in the order of their files' names and of their places in them. What the table has already is not added
-twice, and nothing is added before what it has. Of every file, a commit keeps how far it was read and what its last
-bytes were, so that the next job goes on there.
+twice, and nothing is added before what it has.
 
 In memory are a batch of lines, what the table holds of just these, and the keys of one stream's new lines.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
@@ -33,128 +29,27 @@ from runstate.pipeline.event_table import open_event_table
 from runstate.pipeline.failures import told_to_driver
 from runstate.pipeline.ingest import Known, NewFiles, known_heads, written, written_schema
 from runstate.pipeline.plain_files import (
-    FileChanged,
     LineNumbers,
-    Part,
     body_of,
     content_bytes_max,
-    find_files,
-    fingerprint,
     line_schema,
+    no_stream,
     opened,
     scheme,
-    tail_bytes,
-    whole,
 )
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.table import Table
 
-_bytes_per_task = 32 << 20
-_bytes_per_task_max = 1 << 30
 _byte_order_mark_bytes = 3
-no_stream = "/"
-"""Stands for the stream of a quarantined line that names none. No stream's id has a slash, and none is empty either;
-but the empty one comes before every shard."""
 file_counts = ("lines", "events", "quarantined", "streams", "missing")
 """What a job counts: `lines` are `events` and `quarantined`; `missing` are places that stored lines leave free."""
-
-
-# --- what is new in the files ---------------------------------------------------------------------------------
-
-
-class Consumed(msgspec.Struct, frozen=True):
-    """How far a file was read, as a commit keeps it."""
-
-    size: int
-    line: int
-    """Where the line begins that the file ended in; `size` itself where a newline ended the file."""
-    sha256: str
-    """Of the last bytes before `size`."""
-
-
-def consumed_before(table: Table) -> dict[str, Consumed]:
-    """What all commits that count have read of files."""
-    found: dict[str, Consumed] = {}
-    for commit in table.commits():
-        if commit.replaces:
-            found = {}
-        found |= msgspec.convert(commit.consumed.get("files", {}), dict[str, Consumed])
-    return found
-
-
-def new_parts(urls: Sequence[str], before: Mapping[str, Consumed]) -> list[Part]:
-    """What is to be read of the files that the URLs name.
-
-    Raises:
-        InvalidUrl, LogNotFound, LogFailed: a URL names no file, or one that cannot be read.
-        FileChanged: a file is not what was read before, with more behind it.
-    """
-    files = dict.fromkeys(file for url in urls for file in find_files(url))
-    parts = [whole(file) if file not in before else _grown(file, before[file]) for file in files]
-    return [part for part in parts if part.start < part.end]
-
-
-def _grown(file: str, before: Consumed) -> Part:
-    with opened(file) as found:
-        end = os.fstat(found.fileno()).st_size
-        if end < before.size:
-            raise FileChanged(f"{file} had {before.size} bytes, now it has {end}; {_advice}", path=file)
-        if fingerprint(found, before.size) != before.sha256:
-            raise FileChanged(f"{file} was changed in what was ingested of it; {_advice}", path=file)
-        if end == before.size:
-            return Part(file, end, end, before.sha256)
-        return Part(file, _goes_on(found, before), end, fingerprint(found, end))
-
-
-_advice = "nothing was ingested. Put the old file back and give new events a file of their own, or make a new table"
-
-
-def _goes_on(file: BinaryIO, before: Consumed) -> int:
-    """Where the first line begins that was not read before."""
-    if before.line == before.size:
-        return before.size
-    file.seek(before.size)
-    added = file.read(2)
-    for ending in (b"\n", b"\r\n"):
-        if added.startswith(ending):
-            return before.size + len(ending)
-    # The line that the file ended in was being written: it is another one now.
-    return before.line
-
-
-def consumed_by(parts: Iterable[Part]) -> dict[str, Consumed]:
-    """What to keep of the parts in the commit of the job that reads them."""
-    return {part.file: Consumed(part.end, _last_line(part), part.tail) for part in parts}
-
-
-def _last_line(part: Part) -> int:
-    """Where the last line begins if no newline ends it, else the end."""
-    with opened(part.file) as file:
-        end = part.end
-        while end > part.start:
-            begins = max(part.start, end - tail_bytes)
-            file.seek(begins)
-            found = file.read(end - begins).rfind(b"\n")
-            if found >= 0:
-                return begins + found + 1
-            end = begins
-    return part.start
-
-
-def keep_parts(table: Table, parts: Sequence[Part]) -> Path:
-    """A file for the planner, which has no other way to learn of many parts. The next job removes it."""
-    path = table.data / f"parts-{secrets.token_hex(8)}.json"
-    path.write_bytes(msgspec.json.encode(parts))
-    return path
 
 
 # --- grouped by stream ----------------------------------------------------------------------------------------
 
 
-def assembled(lines: DataFrame, table: Table, parts: Sequence[Part], tasks: int) -> DataFrame:
+def assembled(lines: DataFrame, table: Table, tasks: int) -> DataFrame:
     """The view `lines` written into new files of the table: one shuffle, and a row for each task."""
-    size = sum(part.end - part.start for part in parts)
-    tasks = max(1, min(-(-size // _bytes_per_task), max(tasks, -(-size // _bytes_per_task_max))))
     directory, model, persisted_at = str(table.directory.absolute()), table.info.model, now()
 
     def assemble(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -164,11 +59,10 @@ def assembled(lines: DataFrame, table: Table, parts: Sequence[Part], tasks: int)
                 assembly.add(batch)
             yield from assembly.close()
 
-    # Lines that are no events have no stream; they are spread, so that no task has to write all of them.
-    group = sql.coalesce("stream", sql.concat_ws(":", "file", "offset"))
     named = sql.coalesce("stream", sql.lit(no_stream))
     order = [named, sql.asc_nulls_last("seq"), sql.asc("file"), sql.asc("offset")]
-    grouped = lines.repartition(tasks, group).sortWithinPartitions(*order)
+    # The files of two tasks then have no stream between them: a reader of some streams needs few of them.
+    grouped = lines.repartitionById(tasks, "task").sortWithinPartitions(*order)
     return grouped.mapInArrow(assemble, from_arrow_schema(written_schema))
 
 

@@ -39,12 +39,11 @@ def fold_frame(frame: DataFrame, model: str, partitions: int | None = None) -> D
 
 
 def _folded(batches: Iterable[pa.RecordBatch], model: str) -> Iterator[Snapshot]:
-    rows = chain.from_iterable(
-        zip(*(batch.column(name).to_pylist() for name in _needed), strict=True) for batch in batches
-    )
-    for stream, events in groupby(rows, key=itemgetter(0)):
-        yield fold_lines(stream, ((seq, _bytes(body)) for _, seq, body in events), find_model(model))
+    for stream, events in groupby(chain.from_iterable(map(_rows, batches)), key=itemgetter(0)):
+        yield fold_lines(stream, ((seq, body) for _, seq, body in events), find_model(model))
 
 
-def _bytes(body: str | bytes) -> bytes:
-    return body.encode() if isinstance(body, str) else bytes(body)
+def _rows(batch: pa.RecordBatch) -> Iterator[tuple[str, int, bytes]]:
+    stream, seq, body = (batch.column(name) for name in _needed)
+    # A body is text or bytes; a model folds bytes.
+    return zip(stream.to_pylist(), seq.to_pylist(), body.cast(pa.binary()).to_pylist(), strict=True)

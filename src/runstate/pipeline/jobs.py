@@ -12,8 +12,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from runstate.models.canonical import digest
 from runstate.models.registry import find_model
+from runstate.pipeline.compaction import check_compactable
+from runstate.pipeline.event_table import open_event_table
 from runstate.pipeline.failures import readable
-from runstate.pipeline.file_events import assembled, consumed_before, consumed_by, file_counts, keep_parts, new_parts
+from runstate.pipeline.file_events import assembled, file_counts
+from runstate.pipeline.file_progress import consumed_before, keep_plan, new_parts, planned
 from runstate.pipeline.origins import Origins, model_of
 from runstate.pipeline.plain_files import find_files
 from runstate.pipeline.session import is_remote
@@ -70,15 +73,26 @@ class Written(msgspec.Struct, frozen=True):
     counts: dict[str, int]
 
 
-def write_table(table: Table, frame: DataFrame, consumed: Mapping[str, Any], *, replaces: bool = False) -> Written:
-    """Run a view whose tasks write files, and commit them. The caller is `writing` to the table."""
+def write_table(
+    table: Table,
+    frame: DataFrame | None,
+    consumed: Mapping[str, Any],
+    *,
+    replaces: bool = False,
+    counted: Mapping[str, int] | None = None,
+) -> Written:
+    """Run a view whose tasks write files, and commit them. The caller is `writing` to the table.
+
+    `counted` is what the caller has met itself.
+    """
     files: list[FileEntry] = []
-    counts: Counter[str] = Counter()
-    for row in frame.collect():  # A row per task, of the files that it has written: never events.
+    counts = Counter(counted or {})
+    for row in [] if frame is None else frame.collect():  # A row per task, of the files that it has written.
         files += msgspec.json.decode(row["files"], type=list[FileEntry])
         counts.update(msgspec.json.decode(row["counts"], type=dict[str, int]))
     number = len(table.commits())
-    if files or replaces or not number:  # A table without a commit is one that no job has finished.
+    # A table without a commit is one that no job has finished.
+    if files or replaces or consumed.get("files") or not number:
         number += 1
         files.sort(key=lambda entry: (entry.kind, entry.chunks[0].first))
         table.commit(
@@ -123,6 +137,27 @@ def ingest(
         return write_table(table, frame, {"urls": named})
 
 
+def compact(spark: SparkSession, to: Path, *, shards: int | None = None) -> Written:
+    """Write an event table's files anew, as few large ones whose streams do not overlap. What it holds stays the same.
+
+    Raises:
+        PipelineFailed: a task failed; the table is as it was.
+        LogBusy: another job is writing to the table.
+        LogNotFound, NotALog: there is no event table.
+        InvalidOption: it was made for another version of its model.
+    """
+    table = open_event_table(to)
+    check_compactable(table, find_model(table.info.model).version)
+    with table.writing(), readable("compact"):
+        commits = table.commits()
+        if not commits or commits[-1].consumed.get("compacts"):
+            return Written(len(commits), {"rows": 0})
+        consumed = {**commits[-1].consumed, "files": consumed_before(table), "compacts": len(commits)}
+        options = {"to": str(to.absolute())}
+        frame = read_view(spark, f"table:{to.absolute()}", "compact", model=table.info.model, shards=shards, **options)
+        return write_table(table, frame, consumed, replaces=True)
+
+
 def check_files(urls: Sequence[str]) -> None:
     """
     Raises:
@@ -138,13 +173,17 @@ def check_files(urls: Sequence[str]) -> None:
 def _ingest_files(spark: SparkSession, urls: list[str], table: Table, tasks: int, event_bytes_max: int) -> Written:
     name = table.info.model
     with table.writing(), readable("ingest"):
-        parts = new_parts(urls, consumed_before(table))
-        if not parts:
-            return Written(len(table.commits()), dict.fromkeys(file_counts, 0))
-        options = {"parts": str(keep_parts(table, parts).absolute()), "event_bytes_max": str(event_bytes_max)}
-        lines = read_view(spark, urls, "lines", model=name, shards=tasks, **options)
-        consumed = {"urls": urls, "files": consumed_by(parts)}
-        return write_table(table, assembled(lines, table, parts, tasks), consumed)
+        model = find_model(name)
+        parts, consumed = new_parts(urls, consumed_before(table), model, event_bytes_max)
+        unfinished = sum(each.unfinished is not None for each in consumed.values())
+        counted = {**dict.fromkeys(file_counts, 0), "lines": unfinished, "quarantined": unfinished}
+        frame = None
+        if parts:
+            plan = planned(parts, tasks, model)
+            options = {"plan": str(keep_plan(table, plan).absolute()), "event_bytes_max": str(event_bytes_max)}
+            lines = read_view(spark, urls, "lines", model=name, shards=tasks, **options)
+            frame = assembled(lines, table, len(plan.bounds) + 1)
+        return write_table(table, frame, {"urls": urls, "files": consumed}, counted=counted)
 
 
 def replay(
@@ -172,7 +211,7 @@ def replay(
     table = Table.make(to, TableInfo("snapshots", name, version))
     with table.writing(), readable("replay"):
         positions = _positions(named)
-        consumed = {"urls": named, "version": version, "position": positions[-1]}
+        consumed = {"urls": named, "version": version, "position": next(reversed(positions))}
         commits = table.commits()
         since = "" if full or not commits else _goes_on(commits[-1].consumed, consumed, positions)
         options = {"to": str(to.absolute()), "since": since}
@@ -180,20 +219,29 @@ def replay(
         return write_table(table, frame, consumed, replaces=not since)
 
 
-def _positions(urls: Sequence[str]) -> list[str]:
-    """Where the logs have been, the newest last. The streams of logs tell for themselves what is new in them."""
+def _positions(urls: Sequence[str]) -> dict[str, str]:
+    """Where the logs have been, the newest last, each with where a replay goes on from there.
+
+    The streams of logs tell for themselves what is new in them.
+    """
     with Origins(urls) as origins:
         table = origins.table()
         if table is None:
             # Streams of a table do not tell: beside logs, everything is folded anew.
-            return ["" if any(url.startswith("table:") for url in urls) else "heads"]
-        # By what they say, too: a table that was removed and made again has other commits of the same numbers.
-        told = (f"{commit.number}:{digest(msgspec.json.encode(commit))}" for commit in table.table.commits())
-        return ["0", *told]
+            told = "" if any(url.startswith("table:") for url in urls) else "heads"
+            return {told: told}
+        commits = table.table.commits()
+    goes_on = {"0": "0"}
+    # By what they say, too: a table that was removed and made again has other commits of the same numbers.
+    for commit in commits:
+        if compacted := commit.consumed.get("compacts"):
+            # It has what all before it have: who has read up to there has read it.
+            goes_on |= {place: str(commit.number) for place, after in goes_on.items() if after == str(compacted)}
+        goes_on[f"{commit.number}:{digest(msgspec.json.encode(commit))}"] = str(commit.number)
+    return goes_on
 
 
-def _goes_on(before: Mapping[str, Any], now: Mapping[str, Any], positions: Sequence[str]) -> str:
+def _goes_on(before: Mapping[str, Any], now: Mapping[str, Any], positions: Mapping[str, str]) -> str:
     """From where a replay may go on; nowhere if it is of other logs, or by another version of the model."""
     same = all(before.get(part) == now[part] for part in ("urls", "version"))
-    position = str(before.get("position", ""))
-    return position.partition(":")[0] if same and position in positions else ""
+    return positions.get(str(before.get("position", "")), "") if same else ""

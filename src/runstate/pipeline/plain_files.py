@@ -12,6 +12,7 @@ Executors see the files under the same paths as the driver.
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from glob import glob
@@ -31,6 +32,9 @@ from runstate.pipeline.views import InvalidOption, Request, Task, View
 from runstate.store import event_bytes_default
 
 scheme = "files:"
+no_stream = "/"
+"""Stands for the stream of a quarantined line that names none. No stream's id has a slash, and none is empty either;
+but the empty one comes before every shard."""
 suffixes = (".ndjson", ".jsonl")
 content_bytes_max = 1 << 16
 """What is kept of a line that is no event."""
@@ -88,6 +92,15 @@ class FileShard(Shard, frozen=True):
     """The lines of any streams in some stretches of files."""
 
     stretches: tuple[Stretch, ...] = ()
+    bounds: tuple[str, ...] = ()
+    """The last streams of all ranges but the last, in order."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What an ingest reads, and the ranges of streams that its tasks write: the last stream of each but the last."""
+
+    parts: list[Part]
+    bounds: list[str]
 
 
 # --- which files, and how much of them ------------------------------------------------------------------------
@@ -130,7 +143,7 @@ def fingerprint(file: BinaryIO, end: int) -> str:
     return sha256(file.read(end - start)).hexdigest()
 
 
-def cut_parts(parts: Sequence[Part], count: int) -> list[Shard]:
+def cut_parts(parts: Sequence[Part], count: int, bounds: Sequence[str] = ()) -> list[Shard]:
     """Shards of about equal size: large files in stretches, small files together."""
     total = sum(part.end - part.start for part in parts)
     size = min(_stretch_bytes_max, max(_stretch_bytes_min, -(-total // count)))
@@ -145,17 +158,18 @@ def cut_parts(parts: Sequence[Part], count: int) -> list[Shard]:
             room -= stop - start
             start = stop
             if not room:
-                shards.append(FileShard(stretches=tuple(gathered)))
+                shards.append(FileShard(stretches=tuple(gathered), bounds=tuple(bounds)))
                 gathered, room = [], size
     if gathered:
-        shards.append(FileShard(stretches=tuple(gathered)))
+        shards.append(FileShard(stretches=tuple(gathered), bounds=tuple(bounds)))
     return shards
 
 
 def _plan(request: Request, count: int) -> list[Shard]:
-    named = request.options.get("parts")
+    named = request.options.get("plan")
     if named is not None:
-        return cut_parts(msgspec.json.decode(Path(named).read_bytes(), type=list[Part]), count)
+        plan = msgspec.json.decode(Path(named).read_bytes(), type=Plan)
+        return cut_parts(plan.parts, count, plan.bounds)
     if other := [url for url in request.urls if not url.startswith(scheme)]:
         raise InvalidUrl(f"The view 'lines' reads files:PATH, not {other[0][:80]!r}")
     files = dict.fromkeys(file for url in request.urls for file in find_files(url))
@@ -310,7 +324,19 @@ def _bad(line: Line, file: str, code: str, reason: str) -> Row:
     return (*_no_envelope, file, line.offset, None, code, told, line.content[:content_bytes_max])
 
 
+def bad_line(row: Row) -> tuple[str, str] | None:
+    """The code and the reason of a row that is no event."""
+    return None if row[_code_at] is None else (row[_code_at], row[_code_at + 1])
+
+
+def _with_task(row: Row, bounds: Sequence[str]) -> Row:
+    # Lines that are no events have no stream; they are spread, so that no task has to write all of them.
+    task = row[_offset_at] % (len(bounds) + 1) if row[0] is None else bisect_left(bounds, row[0])
+    return (*row, task)
+
+
 _number_at = line_schema.get_field_index("line")
+_offset_at = line_schema.get_field_index("offset")
 _code_at = line_schema.get_field_index("code")
 
 
@@ -322,7 +348,7 @@ def _numbered(rows: Iterable[Row], file: str) -> Iterator[Row]:
             yield row
             continue
         if known is None:
-            known = index, LineNumbers().of(file, row[line_schema.get_field_index("offset")])
+            known = index, LineNumbers().of(file, row[_offset_at])
         yield (*row[:_number_at], known[1] + index - known[0], *row[_number_at + 1 :])
 
 
@@ -340,7 +366,8 @@ def _rows(task: Task) -> Iterator[pa.RecordBatch]:
         raise InvalidOption("The view 'lines' reads stretches of files, not streams")
     model, names, bytes_max = task.model, task.schema.names, event_bytes_max(task.request.options)
     rows = (row for stretch in task.shard.stretches for row in _stretch_rows(stretch, model, bytes_max))
-    for batch in pack(line_schema, rows):
+    bounds = task.shard.bounds
+    for batch in pack(_planned_schema, (_with_task(row, bounds) for row in rows)):
         yield batch.select(names)
 
 
@@ -356,4 +383,12 @@ def event_bytes_max(options: dict[str, str]) -> int:
     return int(given)
 
 
-view = View(lambda request: line_schema, _rows, _plan, frozenset({"parts", "event_bytes_max"}))
+_planned_schema = line_schema.append(pa.field("task", pa.int32()))
+
+
+def _schema(request: Request) -> pa.Schema:
+    """With the task that is to write the line, where there is a plan."""
+    return _planned_schema if "plan" in request.options else line_schema
+
+
+view = View(_schema, _rows, _plan, frozenset({"plan", "event_bytes_max"}))

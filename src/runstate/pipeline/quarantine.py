@@ -1,4 +1,4 @@
-"""What an ingest has set aside, and why."""
+"""What an ingest has set aside, and why; and the lines that files end in before they are whole, as they were then."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from runstate.pipeline.event_table import open_event_table, quarantine_schema
+from runstate.pipeline.file_progress import consumed_before
+from runstate.pipeline.plain_files import no_stream, scheme
 from runstate.pipeline.shards import Shard
+from runstate.pipeline.table import Table
 
 
 def reasons(directory: Path) -> dict[str, int]:
     """How often each reason was given, by code."""
     table = open_event_table(directory)
-    counts: Counter[str] = Counter()
+    counts = Counter(row["code"] for row in _unfinished(table))
     for piece in table.pieces(table.files("quarantine"), Shard(), ["stream", "seq", "code"]):
         for found in piece.column("code").value_counts().to_pylist():
             counts[found["values"]] += found["counts"]
@@ -26,3 +29,11 @@ def quarantined(directory: Path) -> Iterator[dict[str, Any]]:
     table = open_event_table(directory)
     for piece in table.pieces(table.files("quarantine"), Shard(), quarantine_schema.names):
         yield from piece.to_pylist()
+    yield from _unfinished(table)
+
+
+def _unfinished(table: Table) -> Iterator[dict[str, Any]]:
+    for file, read in sorted(consumed_before(table).items()):
+        if (found := read.unfinished) is not None:
+            place = (no_stream, 0, scheme + file, file, found.line)
+            yield dict(zip(quarantine_schema.names, (*place, found.code, found.reason, found.content), strict=True))

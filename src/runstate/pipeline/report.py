@@ -50,17 +50,16 @@ def report(
     quarantine: Quarantine | None = None,
     generated_from: Sequence[str] = (),
 ) -> Report:
-    """The figures of a fleet.
+    """The figures of a fleet. A stream that several logs of a part hold is taken from the first that has events of it.
 
     Raises:
         PipelineFailed: a log or a table cannot be read.
     """
     with readable("report"):
-        events = _union([read_view(spark, part.urls, "events", model=part.model, damage="report") for part in parts])
-        stored = events.where("finding IS NULL").select("stream", "tenant", "persisted_at")
-        spans = _union([read_view(spark, part.urls, "spans", model=part.model) for part in parts])
+        read = [_read(spark, part) for part in parts]
         # Every figure below comes from these two; each would read the logs again otherwise.
-        stored, spans = stored.persist(StorageLevel.DISK_ONLY), spans.persist(StorageLevel.DISK_ONLY)
+        stored = _union([events for events, _ in read]).persist(StorageLevel.DISK_ONLY)
+        spans = _union([spans for _, spans in read]).persist(StorageLevel.DISK_ONLY)
         try:
             totals = _totals(stored, [read_view(spark, p.urls, "snapshots", model=p.model) for p in parts])
             return Report(
@@ -79,6 +78,21 @@ def report(
         finally:
             stored.unpersist()
             spans.unpersist()
+
+
+def _read(spark: SparkSession, part: Part) -> tuple[DataFrame, DataFrame]:
+    """The events of a part, and its spans, each stream from one log."""
+
+    def numbered(view: str, **options: str) -> DataFrame:
+        frames = [read_view(spark, url, view, model=part.model, shards=None, **options) for url in part.urls]
+        return _union([frame.withColumn("log", F.lit(number)) for number, frame in enumerate(frames)])
+
+    events = numbered("events", damage="report").where("finding IS NULL")
+    events, spans = events.select("stream", "tenant", "persisted_at", "log"), numbered("spans")
+    if len(part.urls) > 1:
+        first = events.groupBy("stream").agg(F.min("log").alias("log"))
+        events, spans = (frame.join(first, ["stream", "log"]) for frame in (events, spans))
+    return events.drop("log"), spans.drop("log")
 
 
 def _union(frames: list[DataFrame]) -> DataFrame:

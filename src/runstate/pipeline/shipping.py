@@ -16,14 +16,17 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from runstate.errors import RunstateError, Unsupported
+from runstate.logs.registry import entry_point_of, extra_of
 from runstate.pipeline.private_files import process_directory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 executor_modules = ("msgspec", "rfc8785", "filelock", "pyarrow", "pandas", "runstate")
-"""What a task of ours imports, apart from the driver of a log."""
+"""What every task of ours imports. One that opens a log imports that log's module, too, and with it its driver."""
 _metadata = ("METADATA", "entry_points.txt")
 _oldest_time = (1980, 1, 1, 0, 0, 0)
 
@@ -79,43 +82,53 @@ def _files(folder: Traversable, name: str) -> Iterator[tuple[str, Traversable]]:
             yield f"{name}/{entry.name}", entry
 
 
-def check_executors(spark: SparkSession, modules: Sequence[str] = executor_modules) -> None:
-    """Run one small task that imports `modules`, before a long job finds out that one is missing.
+def check_executors(
+    spark: SparkSession, modules: Sequence[str] = executor_modules, *, urls: Sequence[str] = (), stage: str = ""
+) -> None:
+    """Run one small task that imports `modules` and the logs of `urls`, before a long job finds that one is missing.
 
     Raises:
-        ExecutorsIncomplete: with the names of all that are missing, and what to do.
+        ExecutorsIncomplete: with the names of all that are missing, the logs that need them, and what to do.
     """
     from pyspark.sql.functions import lit, udf
 
     # A function inside a function is sent by value: a task could not even load one that is imported from this package.
     def missing(names: str) -> str:
         import importlib
+        import json
         import sys
 
-        lacking = []
+        lacking = {}
         for name in names.split():
             try:
                 importlib.import_module(name)
-            except ModuleNotFoundError as error:
-                lacking.append(error.name or name)
-            except ImportError:
-                lacking.append(name)
-        return " ".join([sys.executable, *dict.fromkeys(lacking)])
+            except ImportError as error:
+                # One that is there, and cannot be loaded, is missed itself.
+                lacking[name] = (isinstance(error, ModuleNotFoundError) and error.name) or name
+        return json.dumps([sys.executable, lacking])
 
+    logs = {point.module: point for url in urls if (point := entry_point_of(url)) is not None}
     # Without Arrow, since that may be what is missing.
     probe = udf(missing, "string", useArrow=False)
-    row = spark.range(1).select(probe(lit(" ".join(modules))).alias("found")).collect()[0]
-    python, *lacking = str(row["found"]).split(" ")
-    if lacking:
-        raise ExecutorsIncomplete(
-            f"The executors' Python ({python}) cannot import {', '.join(lacking)}. Install that where executors run "
-            f"(pip install {' '.join(lacking)}), or name a Python that has it in spark.pyspark.python",
-            missing=lacking,
-            python=python,
-        )
+    row = spark.range(1).select(probe(lit(" ".join([*modules, *logs]))).alias("found")).collect()[0]
+    python, found = msgspec.json.decode(row["found"], type=tuple[str, dict[str, str]])
+    if not found:
+        return
+    plain = list(dict.fromkeys(found[name] for name in modules if name in found))
+    # What every task needs is missed by every log, too, and is told once.
+    drivers = {logs[name]: package for name, package in found.items() if name in logs and package not in plain}
+    told = [*plain, *(f"{package}, which the {point.name} log needs" for point, package in drivers.items())]
+    install = " ".join([*plain, *dict.fromkeys(map(extra_of, drivers))])
+    raise ExecutorsIncomplete(
+        f"{f'The stage {stage} cannot run: the' if stage else 'The'} executors' Python ({python}) cannot import "
+        f"{', '.join(told)}. Install that where executors run (pip install {install}), or name a Python that has it "
+        "in spark.pyspark.python",
+        missing=list(dict.fromkeys([*plain, *drivers.values()])),
+        python=python,
+    )
 
 
-def check_cluster(spark: SparkSession) -> None:
+def check_cluster(spark: SparkSession, stage: str, urls: Sequence[str] = ()) -> None:
     """`check_executors` where executors have a Python of their own; on this machine they have ours.
 
     Raises:
@@ -125,4 +138,4 @@ def check_cluster(spark: SparkSession) -> None:
     from runstate.pipeline.session import is_local, is_remote
 
     if is_remote(spark) or not is_local(spark.sparkContext.master):
-        check_executors(spark)
+        check_executors(spark, urls=urls, stage=stage)

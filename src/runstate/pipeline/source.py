@@ -7,6 +7,7 @@ the log), `shards` (about how many tasks; else as many as are worth it), and tho
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
@@ -31,8 +32,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from runstate.pipeline import filters
 from runstate.pipeline.failures import told_to_driver
+from runstate.pipeline.filters import Condition, Filters
+from runstate.pipeline.filters import columns as envelope
 from runstate.pipeline.origins import model_of
 from runstate.pipeline.shards import Shard, events_min
 from runstate.pipeline.views import InvalidOption, Request, Task, schema_of, view_named
@@ -130,7 +132,7 @@ class StreamsReader(DataSourceReader):
                 yield condition
         if not view_named(self._request.view).narrows:
             yield from filters
-        self._request = msgspec.structs.replace(self._request, filters=_filters(taken))
+        self._request = msgspec.structs.replace(self._request, filters=Filters(tuple(taken)))
 
     def partitions(self) -> Sequence[InputPartition]:
         with told_to_driver():
@@ -141,6 +143,8 @@ class StreamsReader(DataSourceReader):
         shard: Shard | None = partition.value
         if shard is not None:  # Spark asks for one partition even where there is none.
             view, columns = view_named(self._request.view), list(self._request.columns)
+            # A worker has more objects from its imports than a task ever holds: the collector need not go over them.
+            gc.freeze()
             with told_to_driver():
                 for batch in view.rows(Task(self._request, shard)):
                     yield batch.select(columns) if columns and not view.narrows else batch
@@ -163,19 +167,15 @@ def urls_of(text: str) -> tuple[str, ...]:
     return found
 
 
-def _filters(taken: list[filters.Condition]) -> filters.Filters:
-    return filters.Filters(tuple(taken))
-
-
-def _condition(condition: Filter) -> filters.Condition | None:
+def _condition(condition: Filter) -> Condition | None:
     """A filter of Spark as one of ours; None where a reader cannot apply it exactly."""
     name = _operators.get(type(condition))
     if name is None:
         return None
     (column, *nested), value = condition.attribute, condition.value  # type: ignore[attr-defined]
-    if nested or column not in filters.columns or not _comparable(column, value):
+    if nested or column not in envelope or not _comparable(column, value):
         return None
-    return filters.Condition(column, name, value)
+    return Condition(column, name, value)
 
 
 def _comparable(column: str, value: Any) -> bool:
@@ -185,4 +185,4 @@ def _comparable(column: str, value: Any) -> bool:
 
 
 def _always_holds(condition: Filter) -> bool:
-    return isinstance(condition, IsNotNull) and condition.attribute[0] in filters.columns
+    return isinstance(condition, IsNotNull) and condition.attribute[0] in envelope

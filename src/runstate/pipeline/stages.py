@@ -253,7 +253,7 @@ def build(models: Sequence[str], directory: Path) -> Graph:
     return made
 
 
-def _spark(directory: str) -> Any:
+def _spark(directory: str, stage: str, urls: Sequence[str] = ()) -> Any:
     """The session of this process. What Spark and its Python workers print goes to the pipeline's `spark.log`."""
     from runstate.pipeline.session import session
     from runstate.pipeline.shipping import check_cluster
@@ -263,7 +263,7 @@ def _spark(directory: str) -> Any:
     os.dup2(log, 2)
     os.close(log)
     spark = session(master=settings.master, remote=settings.remote, conf=settings.conf)
-    check_cluster(spark)
+    check_cluster(spark, stage, urls)
     return spark
 
 
@@ -277,18 +277,17 @@ def _ingest(job: Job) -> None:
     from runstate.pipeline.quarantine import reasons
 
     inputs = _inputs(job)
-    spark, to = _spark(inputs.directory), Path(inputs.directory, "events", inputs.model)
+    spark = _spark(inputs.directory, "ingest", inputs.urls)
+    to = Path(inputs.directory, "events", inputs.model)
     plain = [url for url in inputs.urls if url.startswith("files:")]
     logs = [url for url in inputs.urls if url not in plain]
     file_format = inputs.settings.get("format", "parquet")
     with tracked(spark, f"ingest {inputs.model}", told_to(inputs.directory)):
         for urls in filter(None, (logs, plain)):
             done = ingest(spark, urls, to, model=inputs.model, file_format=file_format)
-    totals = {"events": 0, "quarantined": 0}
-    for commit in open_event_table(to).commits():
-        for name in totals:
-            totals[name] += commit.counts.get(name, 0)
-    job.write_json("ingest/{scope}.json", IngestResult(done.commit, reasons=reasons(to), **totals))
+    events = sum(entry.rows for entry in open_event_table(to).files("events"))
+    set_aside = reasons(to)
+    job.write_json("ingest/{scope}.json", IngestResult(done.commit, events, sum(set_aside.values()), set_aside))
 
 
 def _replay(job: Job) -> None:
@@ -296,7 +295,7 @@ def _replay(job: Job) -> None:
     from runstate.pipeline.snapshot_table import snapshot_counts
 
     inputs = _inputs(job)
-    spark, root = _spark(inputs.directory), Path(inputs.directory)
+    spark, root = _spark(inputs.directory, "replay"), Path(inputs.directory)
     events, to = root / "events" / inputs.model, root / "snapshots" / inputs.model
     with tracked(spark, f"replay {inputs.model}", told_to(inputs.directory)):
         done = replay(spark, f"table:{events}", to, model=inputs.model)
@@ -307,7 +306,7 @@ def _audit(job: Job) -> None:
     from runstate.pipeline import audit as audits
 
     inputs = _inputs(job)
-    spark, root = _spark(inputs.directory), Path(inputs.directory)
+    spark, root = _spark(inputs.directory, "audit", inputs.urls), Path(inputs.directory)
     # Plain files are no log that could be proven; what was taken from them is.
     proven = [url for url in inputs.urls if not url.startswith("files:")]
     if proven != inputs.urls:
@@ -337,7 +336,7 @@ def _report(job: Job) -> None:
         msgspec.json.decode(job.read(name), type=AuditOutcome) for name in job.inputs if name.startswith("audit/")
     ]
     root = Path(inputs[0].directory)
-    spark = _spark(inputs[0].directory)
+    spark = _spark(inputs[0].directory, "report")
     by_reason: dict[str, int] = {}
     for each in ingests:
         for reason, count in each.reasons.items():

@@ -112,7 +112,7 @@ class Table:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Be the only job that adds to the table; what killed jobs have left is removed.
+        """Be the only job that adds to the table; what killed jobs have left, and what no longer counts, is removed.
 
         Raises:
             LogBusy: another job is at it.
@@ -124,7 +124,7 @@ class Table:
         except OSError as error:
             raise LogFailed(f"{self.directory} cannot be written: {error.strerror}; choose another target") from error
         try:
-            named = {entry.name for commit in self.commits() for entry in commit.files}
+            named = {entry.name for commit in _live(self.commits()) for entry in commit.files}
             for path in self.data.iterdir():
                 if path.name not in named:
                     path.unlink()
@@ -152,13 +152,8 @@ class Table:
 
     def files(self, kind: str, *, after: int = 0) -> list[FileEntry]:
         """The files of a kind that count, in the order of their commits; those of commits after a number."""
-        live: list[FileEntry] = []
-        for commit in self.commits():
-            if commit.replaces:
-                live = []
-            if commit.number > after:
-                live += [entry for entry in commit.files if entry.kind == kind]
-        return live
+        live = (commit for commit in _live(self.commits()) if commit.number > after)
+        return [entry for commit in live for entry in commit.files if entry.kind == kind]
 
     def commit(self, commit: Commit) -> None:
         """Make a job's files count, all at once. The caller is `writing`."""
@@ -174,6 +169,12 @@ class Table:
 
     def pieces(self, files: Sequence[FileEntry], shard: Shard, columns: Sequence[str]) -> Iterator[pa.Table]:
         return pieces(self.data, files, shard, columns)
+
+
+def _live(commits: list[Commit]) -> list[Commit]:
+    """Those that count."""
+    first = max((place for place, commit in enumerate(commits) if commit.replaces), default=0)
+    return commits[first:]
 
 
 class _Version(msgspec.Struct):

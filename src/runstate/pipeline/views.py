@@ -75,6 +75,8 @@ _views = {
     "spans": "runstate.pipeline.activity",
     "ingest": "runstate.pipeline.ingest",
     "lines": "runstate.pipeline.plain_files",
+    "compact": "runstate.pipeline.compaction",
+    "archive": "runstate.pipeline.archive",
 }
 
 

@@ -20,7 +20,8 @@ from runstate.models.model import Alert, AlertSink, Draft, Model
 from runstate.models.rundir import RUNDIR, RunEvent
 from runstate.models.tagged import Fact, TaggedModel
 from runstate.pipeline import checks
-from runstate.pipeline.checks import Audited, Bounds, Kept, Told, audit_stream, conflicts, told_max
+from runstate.pipeline.checks import Audited, Bounds, Kept, audit_stream, conflicts
+from runstate.pipeline.told import Told, told_max
 
 AnyModel = Model[Any, Any, Any]
 Write = Callable[..., RunEventWrite]
@@ -422,6 +423,29 @@ def test_a_snapshot_of_any_place_that_equals_the_fold_there_is_fine(healthy: lis
     assert not _audit(healthy, kept=[_kept(healthy, seq), _kept(healthy, 4)]).findings
 
 
+@pytest.mark.parametrize(
+    ("seq", "codes"), [(0, ["audit.snapshot_behind"]), (2, ["audit.snapshot_behind"]), (4, list[str]())]
+)
+def test_a_current_snapshot_that_is_right_and_does_not_go_to_the_end_is_behind(
+    healthy: list[Record], seq: int, codes: list[str]
+) -> None:
+    outcome = _audit(healthy, kept=[_kept(healthy, seq, is_current=True)])
+    assert outcome.codes == codes
+    for found in outcome.findings:
+        assert (found.severity, found.seq, found.details["lastSeq"]) == ("warning", seq or None, 4)
+
+
+def test_a_current_snapshot_that_is_not_there_is_behind(healthy: list[Record]) -> None:
+    found = _audit(healthy, kept=[Kept("DIR", 0, 0, "", None, is_current=True)]).only
+    assert (found.code, found.severity, found.seq) == ("audit.snapshot_behind", "warning", None)
+    assert "DIR has no snapshot of this stream" in found.message
+
+
+def test_a_current_snapshot_that_is_wrong_is_not_called_behind_too(healthy: list[Record]) -> None:
+    wrong = _kept(healthy, 4, is_current=True)._replace(seq=2)
+    assert _audit(healthy, kept=[wrong]).codes == ["audit.snapshot_differs"]
+
+
 def test_a_snapshot_that_is_not_what_the_events_fold_into_is_damage(healthy: list[Record]) -> None:
     wrong = _kept(healthy, 4)._replace(seq=2)
     found = _audit(healthy, kept=[wrong]).only
@@ -431,7 +455,7 @@ def test_a_snapshot_that_is_not_what_the_events_fold_into_is_damage(healthy: lis
 
 def test_one_byte_that_is_only_written_differently_is_damage_too(healthy: list[Record]) -> None:
     kept = _kept(healthy, 4)
-    spaced = kept.body.replace(b",", b", ", 1)
+    spaced = (kept.body or b"").replace(b",", b", ", 1)
     assert _audit(healthy, kept=[kept._replace(body=spaced, digest=digest(spaced))]).codes == ["audit.snapshot_differs"]
 
 

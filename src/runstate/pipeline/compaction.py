@@ -1,0 +1,69 @@
+"""An event table's many small files written anew as few large ones. Nothing else about the table changes.
+
+Each task writes a range of streams, and the commit that names the new files takes the place of all earlier ones. What
+these have named is removed by the next job that writes to the table, so that nobody is cut off in the middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+
+from runstate.pipeline.event_table import event_table_schema, head_schema, open_event_table, quarantine_schema
+from runstate.pipeline.ingest import known_heads, written, written_schema
+from runstate.pipeline.rows import pack
+from runstate.pipeline.shards import Shard, cut
+from runstate.pipeline.sorted_files import FileEntry, SortedWriter
+from runstate.pipeline.table import Table
+from runstate.pipeline.views import InvalidOption, Request, Task, View
+
+
+def check_compactable(table: Table, model_version: int) -> None:
+    """
+    Raises:
+        InvalidOption: its columns were made for another version of the model.
+    """
+    if table.info.model_version != model_version:
+        raise InvalidOption(
+            f"{table.directory} was made for version {table.info.model_version} of the model {table.info.model!r}, "
+            f"which is at {model_version}; ingest its logs into another directory"
+        )
+
+
+def _rows(task: Task) -> Iterator[pa.RecordBatch]:
+    table = open_event_table(Path(task.request.options["to"]))
+    schemas = {
+        "events": event_table_schema(task.model),
+        "heads": head_schema,
+        "refusals": head_schema,
+        "quarantine": quarantine_schema,
+    }
+    files: list[FileEntry] = []
+    for kind, schema in schemas.items():
+        with SortedWriter(table.data, kind, schema, table.info.file_format) as writer:
+            for batch in _batches(table, kind, schema, task.shard):
+                writer.write(batch)
+        files += writer.entries
+    yield from written(files, {"rows": sum(entry.rows for entry in files)})
+
+
+def _batches(table: Table, kind: str, schema: pa.Schema, shard: Shard) -> Iterator[pa.RecordBatch]:
+    files = table.files(kind)
+    if kind == "heads":  # The newest of a stream says all that the others have said.
+        heads = known_heads(table, files, shard)
+        yield from pack(schema, ((stream, *msgspec.structs.astuple(known)) for stream, known in heads))
+        return
+    for piece in table.pieces(files, shard, schema.names):
+        yield from piece.combine_chunks().to_batches()
+
+
+def _plan(request: Request, count: int) -> list[Shard]:
+    table = open_event_table(Path(request.options["to"]))
+    chunks = (chunk for entry in table.files("events") for chunk in entry.chunks)
+    return cut(sorted((chunk.last, chunk.rows) for chunk in chunks), count, request.shard_weight_min) or [Shard()]
+
+
+view = View(lambda request: written_schema, _rows, _plan, frozenset({"to"}))
