@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-JOBS ?= 2
+# More than the two cores that tests are planned for: many of them wait for a process, a server or a disk.
+JOBS ?= 4
 
 .PHONY: help setup demo lint check test soak bench bench-pipeline bench-postgres format clean
 help: ## list these targets

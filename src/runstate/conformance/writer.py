@@ -27,7 +27,7 @@ import msgspec
 
 from runstate.conformance.notes import as_held, note
 from runstate.logs.log import EventLog
-from runstate.logs.registry import open_log
+from runstate.logs.registry import entry_point_of, open_log
 from runstate.models.model import Draft
 
 kill_order = b"kill\n"
@@ -58,6 +58,8 @@ class Task(msgspec.Struct, frozen=True):
 
 def main() -> None:
     (url,) = sys.argv[1:]
+    if (point := entry_point_of(url)) is not None:
+        point.load()  # Once for all children: a driver may take a second to import.
     with open(0, "rb", buffering=0, closefd=False) as orders:
         while line := orders.readline():
             if line != kill_order:  # One that comes too late finds nobody.

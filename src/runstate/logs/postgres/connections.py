@@ -28,12 +28,14 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 # remote_apply is stronger than on, and stays where an operator has asked for it. Every statement of a log goes by an
 # index; a plan that is made while its tables are small, or unknown to the planner, must do so too, for it may stay.
+# With no other plan to be had, making it anew for each call would only cost: more than all else that an append does.
 _settings = """
 SELECT set_config('search_path', %s, false), set_config('lock_timeout', %s, false),
        set_config('synchronous_commit', CASE current_setting('synchronous_commit')
                                         WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false),
        set_config('enable_seqscan', 'off', false), set_config('enable_hashjoin', 'off', false),
-       set_config('enable_mergejoin', 'off', false), set_config('jit', 'off', false)
+       set_config('enable_mergejoin', 'off', false), set_config('jit', 'off', false),
+       set_config('plan_cache_mode', 'force_generic_plan', false)
 """
 _busy = (
     driver.LockNotAvailable,
