@@ -20,7 +20,8 @@ exit_damage, exit_usage, exit_not_found, exit_busy = 1, 2, 3, 4
 app = typer.Typer(
     name="runstate",
     help="A durable, event-sourced state store for things that run.",
-    epilog="URLs: sqlite:PATH, ndjson:DIR, memory:. Exit codes: 0 fine, 1 damage or difference found, or a run that "
+    epilog="URLs: sqlite:PATH, ndjson:DIR, postgresql://…, dynamodb://…, snowflake://…, archive:DIR, memory:. "
+    "Exit codes: 0 fine, 1 damage or difference found, or a run that "
     "failed, 2 bad usage or input, 3 not found, 4 busy: try again.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -10,7 +10,9 @@ from runstate.models.registry import installed_models
 from runstate.store import Store, default_model, event_bytes_default
 from runstate.store import open as open_store
 
-Url = Annotated[str, typer.Argument(help="Where the log is: sqlite:PATH, ndjson:DIR.", show_default=False)]
+Url = Annotated[
+    str, typer.Argument(help="Where the log is: sqlite:PATH, ndjson:DIR, postgresql://…", show_default=False)
+]
 Stream = Annotated[str, typer.Argument(help="The stream: a run's id.", show_default=False)]
 ModelName = Annotated[
     str | None,

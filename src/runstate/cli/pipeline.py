@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="pipeline",
-    help="Replay, audit and report on a whole fleet, on Spark. Needs: pip install 'runstate[spark]'.",
+    help="Replay, audit and report on a whole fleet, on Spark. Needs: pip install 'runstate\\[spark]'.",
     no_args_is_help=True,
 )
 
 Urls = Annotated[
     list[str],
-    typer.Argument(help="Where the logs are: sqlite:PATH, ndjson:DIR, table:DIR, files:PATH.", show_default=False),
+    typer.Argument(help="Where the logs are: sqlite:PATH, postgresql://…, table:DIR, files:PATH.", show_default=False),
 ]
 To = Annotated[Path, typer.Option("--to", help="The directory to write to.", show_default=False)]
 Master = Annotated[

@@ -6,6 +6,7 @@ place in the whole log. Once `append` returns, its events survive a power cut; n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from functools import lru_cache
@@ -14,11 +15,14 @@ from typing import Any, Literal, NewType, Protocol, Self
 
 import msgspec
 
-from runstate.errors import InvalidPosition, SequenceConflict, Unsupported
+from runstate.errors import BlobNotFound, InvalidPosition, LogDamaged, SequenceConflict, Unsupported
+from runstate.models.canonical import digest
 from runstate.models.model import Draft
 
 Position = NewType("Position", str)
 """A place in the whole log. Opaque: keep it and hand it back, but read nothing into it."""
+
+_digest_pattern = re.compile("[0-9a-f]{64}")
 
 BlobRef = NewType("BlobRef", str)
 """`sha256:` and the hex digest of a blob's bytes."""
@@ -274,6 +278,26 @@ def decimal_position(position: Position, last: int) -> int:
     if not 0 <= number <= last:
         raise InvalidPosition(f"{position[:40]!r} is no position that this log has handed out", position=position)
     return number
+
+
+def blob_digest(ref: BlobRef) -> str | None:
+    """The digest in a reference; None where it is no reference, so that there can be no such blob."""
+    kind, _, name = ref.partition(":")
+    return name if kind == "sha256" and _digest_pattern.fullmatch(name) else None
+
+
+def checked_blob(ref: BlobRef, data: bytes | None) -> bytes:
+    """What was found under a reference.
+
+    Raises:
+        BlobNotFound: nothing.
+        LogDamaged: its bytes no longer have that digest.
+    """
+    if data is None:
+        raise BlobNotFound(f"There is no blob {ref[:80]!r}", ref=ref)
+    if f"sha256:{digest(data)}" != ref:
+        raise LogDamaged(f"The blob {ref} no longer has that digest", ref=ref)
+    return data
 
 
 def check_limit(limit: int) -> None:

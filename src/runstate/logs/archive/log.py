@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path, PurePath
 from threading import Lock
-from typing import NoReturn, Self
+from typing import NoReturn
 
-from runstate.errors import InvalidUrl, LogClosed, LogDamaged, Unsupported
+from runstate.errors import InvalidUrl, LogDamaged, Unsupported
 from runstate.logs.archive.directory import ArchiveDirectory, translated
 from runstate.logs.archive.reading import Contents, Copy, records
 from runstate.logs.archive.verify import verify_rest, verify_run
 from runstate.logs.disk import Disk
+from runstate.logs.handle import Handle
 from runstate.logs.log import (
     AppendResult,
     BlobRef,
@@ -58,7 +59,7 @@ def _path(url: str) -> Path:
     return Path(path)
 
 
-class ArchiveLog:
+class ArchiveLog(Handle):
     """An archive, to be read. Threads may share it."""
 
     capabilities = frozenset({Capability.DURABLE})
@@ -75,7 +76,7 @@ class ArchiveLog:
         # Where the last page of a stream ended: the next one begins there.
         self._marks: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self._gate = Lock()
-        self._closed = False
+        super().__init__()
 
     # --- events --------------------------------------------------------------------------------------------
 
@@ -175,22 +176,7 @@ class ArchiveLog:
             f"runstate restore {self.directory.root} URL --stream {stream}"
         )
 
-    # --- open and closed -----------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        self._closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
     # --- how -----------------------------------------------------------------------------------------------
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise LogClosed()
 
     def _check_listed(self) -> None:
         self._check_open()

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 
-from runstate.errors import BlobNotFound, LogDamaged, StreamNotFound
+from runstate.errors import StreamNotFound
 from runstate.logs.dynamodb.appends import read_head
 from runstate.logs.dynamodb.items import Head, blobs, page_bytes_max
 from runstate.logs.dynamodb.refusals import Refused
 from runstate.logs.dynamodb.table import Item, Key, Table, encoded, equal
-from runstate.logs.log import BlobRef, StoredSnapshot
+from runstate.logs.log import BlobRef, StoredSnapshot, blob_digest, checked_blob
 from runstate.models.canonical import digest
-
-_digest_pattern = re.compile(r"sha256:([0-9a-f]{64})")
-
 
 # --- snapshots -----------------------------------------------------------------------------------------
 
@@ -116,14 +112,9 @@ def get_blob(table: Table, ref: BlobRef) -> bytes:
         BlobNotFound: there is none of that digest.
         LogDamaged: its bytes no longer have that digest.
     """
-    named = _digest_pattern.fullmatch(ref)
-    entry = table.get((blobs, named[1])) if named else None
-    if named is None or entry is None:
-        raise BlobNotFound(f"There is no blob {ref[:80]!r}", ref=ref)
-    data = blob_data(table, entry)
-    if digest(data) != named[1]:
-        raise LogDamaged(f"The blob {ref} no longer has that digest", ref=ref)
-    return data
+    name = blob_digest(ref)
+    entry = table.get((blobs, name)) if name else None
+    return checked_blob(ref, None if entry is None else blob_data(table, entry))
 
 
 def blob_data(table: Table, entry: Item) -> bytes:

@@ -5,15 +5,14 @@ The append authority is the version of a stream's head: one transaction replaces
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from threading import Lock
-from typing import Self, TypeVar
+from typing import TypeVar
 from zlib import crc32
 
-from runstate.errors import LogBusy, LogClosed, LogFailed
+from runstate.errors import LogBusy, LogFailed
 from runstate.logs.adoption import check_records
 from runstate.logs.dynamodb import deletion, keepings, reading
 from runstate.logs.dynamodb.appends import read_head, try_adopt, try_append
@@ -22,6 +21,7 @@ from runstate.logs.dynamodb.items import Head as StoredHead
 from runstate.logs.dynamodb.schema import prepare
 from runstate.logs.dynamodb.table import Table, busy_timeout_default_s, pause
 from runstate.logs.dynamodb.verify import verify_rest, verify_table
+from runstate.logs.handle import Handle
 from runstate.logs.log import (
     AppendResult,
     BlobRef,
@@ -42,7 +42,7 @@ T = TypeVar("T")
 _turns = 64
 
 
-class DynamoLog:
+class DynamoLog(Handle):
     """A log in one table. Threads, processes and machines may share it; a forked child must open its own."""
 
     capabilities = frozenset(Capability) - {Capability.REPAIR}
@@ -64,8 +64,7 @@ class DynamoLog:
             LogTooNew: a newer Runstate wrote it.
             LogFailed: DynamoDB cannot be reached, or does not let us in.
         """
-        self._pid = os.getpid()
-        self._closed = False
+        super().__init__()
         # Threads that append to one stream take turns here, and not by colliding in the table.
         self._turns = [Lock() for _ in range(_turns)]
         self._table = Table(table, region=region, endpoint=endpoint, busy_timeout_s=busy_timeout_s)
@@ -191,24 +190,8 @@ class DynamoLog:
         self._check_open()
         return keepings.get_blob(self._table, ref)
 
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        if os.getpid() == self._pid:
-            self._table.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise LogClosed()
-        if os.getpid() != self._pid:
-            raise LogClosed("This process was forked from the one that opened the log; open it again here")
+    def _release(self) -> None:
+        self._table.close()
 
 
 def _info(head: StoredHead) -> StreamInfo:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import PurePath
 
-from runstate.errors import BlobNotFound, LogDamaged
 from runstate.logs.disk import TEMP_SUFFIX, Disk, replace_durably
-from runstate.logs.log import BlobRef, Finding
+from runstate.logs.log import BlobRef, Finding, blob_digest, checked_blob
 from runstate.models.canonical import digest
-
-_ref = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class Blobs:
@@ -44,12 +40,8 @@ class Blobs:
         Raises:
             BlobNotFound, LogDamaged: there is none, or its bytes have changed.
         """
-        data = self._held(self._home / ref.removeprefix("sha256:")) if _ref.fullmatch(ref) else None
-        if data is None:
-            raise BlobNotFound(f"There is no blob {ref[:80]!r}", ref=ref)
-        if f"sha256:{digest(data)}" != ref:
-            raise LogDamaged(f"The blob {ref} no longer has that digest", ref=ref)
-        return data
+        name = blob_digest(ref)
+        return checked_blob(ref, self._held(self._home / name) if name else None)
 
     def verify(self) -> Iterator[Finding]:
         try:

@@ -6,18 +6,17 @@ so there is no feed.
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path, PurePath
 from threading import Lock
-from typing import Self
 
-from runstate.errors import InvalidUrl, LogClosed, StreamNotFound
+from runstate.errors import InvalidUrl, StreamNotFound
 from runstate.logs.adoption import check_records
 from runstate.logs.disk import TEMP_SUFFIX, Disk, RealDisk
+from runstate.logs.handle import Handle
 from runstate.logs.log import (
     AppendResult,
     BlobRef,
@@ -67,7 +66,7 @@ def open_url(url: str, *, create: bool = True) -> NdjsonLog:
     return NdjsonLog(Path(path), create=create)
 
 
-class NdjsonLog:
+class NdjsonLog(Handle):
     """A directory of run directories. Threads may share it; another process may write to other runs."""
 
     capabilities = frozenset(Capability) - {Capability.MULTI_PROCESS, Capability.FEED}
@@ -80,6 +79,7 @@ class NdjsonLog:
             NotALog: a file is there.
             LogFailed: it cannot be made: no such directory above it, no permission.
         """
+        super().__init__()
         self.root = root
         self.recoveries: list[Finding] = []
         """What opening runs for writing has cut off: one warning for each torn tail."""
@@ -88,8 +88,7 @@ class NdjsonLog:
         self._runs: OrderedDict[str, Run] = OrderedDict()
         self._marks: OrderedDict[str, list[Mark]] = OrderedDict()
         self._gate = Lock()
-        self._pid = os.getpid()
-        self._closed = self._swept = False
+        self._swept = False
         self._settled = prepare_root(self._disk, root, create)
 
     # --- events --------------------------------------------------------------------------------------------
@@ -255,27 +254,12 @@ class NdjsonLog:
 
     # --- open and closed -----------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        self._closed = True
-        if os.getpid() != self._pid:
-            return
+    def _release(self) -> None:
         with self._gate:
             runs, self._runs = list(self._runs.values()), OrderedDict()
         for run in runs:
             with run.turn:
                 run.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise LogClosed()
-        if os.getpid() != self._pid:
-            raise LogClosed("This process was forked from the one that opened the log; open it again here")
 
     def _check_exists(self, stream: str) -> None:
         if self.stream(stream) is None:

@@ -6,25 +6,22 @@ before the oldest transaction that is still running: nothing can commit behind w
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
 from psycopg.types.numeric import Int8
 
 from runstate.errors import (
     AppendOutcomeUnknown,
-    BlobNotFound,
     InvalidJson,
     InvalidPosition,
-    LogClosed,
-    LogDamaged,
     LogFailed,
     StreamNotFound,
 )
 from runstate.logs.adoption import check_records
+from runstate.logs.handle import Handle
 from runstate.logs.log import (
     AppendResult,
     BlobRef,
@@ -36,8 +33,10 @@ from runstate.logs.log import (
     Record,
     StoredSnapshot,
     StreamInfo,
+    blob_digest,
     check_expected,
     check_limit,
+    checked_blob,
     refuse,
 )
 from runstate.logs.postgres.appends import Append
@@ -95,12 +94,11 @@ SET version = excluded.version, seq = excluded.seq, digest = excluded.digest, bo
 WHERE excluded.version <> kept.version OR excluded.seq >= kept.seq
 """
 _lock_stream = "SELECT id, last_seq FROM streams WHERE stream = %s FOR UPDATE"
-_digest_pattern = re.compile(r"sha256:([0-9a-f]{64})")
 
 _seq_max = 2**63 - 1
 
 
-class PostgresLog:
+class PostgresLog(Handle):
     """A log in one schema. Threads, processes and machines may share it; a forked child must open its own."""
 
     capabilities = frozenset(Capability) - {Capability.REPAIR}
@@ -124,8 +122,7 @@ class PostgresLog:
             LogFailed: the server cannot be reached, refuses the connection, or is too old.
             InvalidUrl: the log is there, with another number of partitions.
         """
-        self._pid = os.getpid()
-        self._closed = False
+        super().__init__()
         self._connections = Connections(conninfo, schema, pool_max=pool_max, busy_timeout_s=busy_timeout_s)
 
         self._bell = Bell(self._connections, schema)
@@ -295,34 +292,12 @@ class PostgresLog:
 
     def get_blob(self, ref: BlobRef) -> bytes:
         self._check_open()
-        named = _digest_pattern.fullmatch(ref)
-        rows = self._rows("SELECT data FROM blobs WHERE digest = %s", named[1]) if named else []
-        if named is None or not rows:
-            raise BlobNotFound(f"There is no blob {ref[:80]!r}", ref=ref)
-        data: bytes = rows[0][0]
-        if digest(data) != named[1]:
-            raise LogDamaged(f"The blob {ref} no longer has that digest", ref=ref)
-        return data
+        rows = self._rows("SELECT data FROM blobs WHERE digest = %s", blob_digest(ref))
+        return checked_blob(ref, rows[0][0] if rows else None)
 
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        if os.getpid() == self._pid:
-            self._bell.close()
-            self._connections.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise LogClosed()
-        if os.getpid() != self._pid:
-            raise LogClosed("This process was forked from the one that opened the log; open it again here")
+    def _release(self) -> None:
+        self._bell.close()
+        self._connections.close()
 
     def _rows(self, query: str, *values: object) -> list[Row]:
         """What a query finds."""

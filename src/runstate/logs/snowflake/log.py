@@ -6,22 +6,18 @@ it, so the order of the feed is the order of the commits.
 
 from __future__ import annotations
 
-import os
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 from runstate.errors import (
-    BlobNotFound,
     EventTooLarge,
     InvalidJson,
     LogBusy,
-    LogClosed,
-    LogDamaged,
     StreamNotFound,
 )
 from runstate.logs.adoption import check_records
+from runstate.logs.handle import Handle
 from runstate.logs.log import (
     AppendResult,
     BlobRef,
@@ -33,8 +29,10 @@ from runstate.logs.log import (
     Record,
     StoredSnapshot,
     StreamInfo,
+    blob_digest,
     check_expected,
     check_limit,
+    checked_blob,
     decimal_position,
     refuse,
 )
@@ -63,12 +61,11 @@ _load_snapshot = "SELECT model, version, seq, digest, body FROM snapshots WHERE 
 _save_snapshot = """
 INSERT INTO snapshots (stream, model, version, seq, digest, body) SELECT ?, ?, ?, ?, ?, ?
 """
-_digest_pattern = re.compile(r"sha256:([0-9a-f]{64})")
 
 _seq_max = 2**63 - 1
 
 
-class SnowflakeLog:
+class SnowflakeLog(Handle):
     """A log in one schema. Threads, processes and machines may share it; a forked child must open its own."""
 
     capabilities = frozenset(Capability) - {Capability.REPAIR}
@@ -91,8 +88,7 @@ class SnowflakeLog:
             LogTooNew: a newer Runstate wrote it.
             LogFailed: Snowflake cannot be reached, refuses the login, or the role may not do this.
         """
-        self._pid = os.getpid()
-        self._closed = False
+        super().__init__()
         self._connections = Connections(arguments, pool_max=pool_max, busy_timeout_s=busy_timeout_s)
         self._writer = Writer(self._connections, busy_timeout_s)
         deadline = time.monotonic() + busy_timeout_s
@@ -264,34 +260,12 @@ class SnowflakeLog:
 
     def get_blob(self, ref: BlobRef) -> bytes:
         self._check_open()
-        named = _digest_pattern.fullmatch(ref)
-        rows = self._rows("SELECT part, data FROM blobs WHERE digest = ? ORDER BY part", named[1]) if named else []
-        if named is None or not rows:
-            raise BlobNotFound(f"There is no blob {ref[:80]!r}", ref=ref)
-        data = b"".join(dict(rows).values())
-        if digest(data) != named[1]:
-            raise LogDamaged(f"The blob {ref} no longer has that digest", ref=ref)
-        return data
+        found = self._rows("SELECT part, data FROM blobs WHERE digest = ? ORDER BY part", blob_digest(ref) or "")
+        return checked_blob(ref, b"".join(dict(found).values()) if found else None)
 
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        if os.getpid() == self._pid:
-            self._writer.close()
-            self._connections.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise LogClosed()
-        if os.getpid() != self._pid:
-            raise LogClosed("This process was forked from the one that opened the log; open it again here")
+    def _release(self) -> None:
+        self._writer.close()
+        self._connections.close()
 
     def _rows(self, query: str, *values: object) -> list[Row]:
         """What a query finds."""

@@ -14,20 +14,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, LifoQueue
-from typing import Self
 
 from runstate.errors import (
-    BlobNotFound,
     InvalidJson,
     InvalidUrl,
-    LogClosed,
-    LogDamaged,
     LogFailed,
     LogNotFound,
     NotALog,
     StreamNotFound,
 )
 from runstate.logs.adoption import check_records
+from runstate.logs.handle import Handle
 from runstate.logs.log import (
     AppendResult,
     BlobRef,
@@ -39,8 +36,10 @@ from runstate.logs.log import (
     Record,
     StoredSnapshot,
     StreamInfo,
+    blob_digest,
     check_expected,
     check_limit,
+    checked_blob,
     decimal_position,
     refuse,
 )
@@ -101,7 +100,7 @@ def open_url(url: str, *, create: bool = True) -> SqliteLog:
     return SqliteLog(path, create=create, busy_timeout_s=float(value) if mark else busy_timeout_default_s)
 
 
-class SqliteLog:
+class SqliteLog(Handle):
     """A log in one file. Threads and processes may share it; a forked child must open its own."""
 
     capabilities = frozenset(Capability) - {Capability.REPAIR}
@@ -119,8 +118,7 @@ class SqliteLog:
         """
         self.path = Path(path)
         self._busy_timeout_s = busy_timeout_s
-        self._pid = os.getpid()
-        self._closed = False
+        super().__init__()
         self._readers: LifoQueue[sqlite3.Connection] = LifoQueue()
         if create:
             _create_private(self.path)
@@ -274,33 +272,17 @@ class SqliteLog:
         return BlobRef(f"sha256:{name}")
 
     def get_blob(self, ref: BlobRef) -> bytes:
-        kind, _, name = ref.partition(":")
         with self._reader() as reader:
-            row = reader.execute("SELECT data FROM blobs WHERE digest = ? AND ? = 'sha256'", (name, kind)).fetchone()
-        if row is None:
-            raise BlobNotFound(f"There is no blob {ref[:80]!r}", ref=ref)
-        data: bytes = row[0]
-        if digest(data) != name:
-            raise LogDamaged(f"The blob {ref} no longer has that digest", ref=ref)
-        return data
+            row = reader.execute("SELECT data FROM blobs WHERE digest = ?", (blob_digest(ref),)).fetchone()
+        return checked_blob(ref, row[0] if row else None)
 
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        if os.getpid() == self._pid:
-            self._writer.close()
+    def _release(self) -> None:
+        self._writer.close()
         while True:
             try:
                 self._readers.get_nowait().close()
             except Empty:
                 return
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Bring the file up to date, together with whoever else opens it now."""
@@ -314,12 +296,6 @@ class SqliteLog:
                 if primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                     raise translate(error) from error
             time.sleep(random.uniform(0.001, 0.01))  # noqa: S311 - no secret, a pause
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise LogClosed()
-        if os.getpid() != self._pid:
-            raise LogClosed("This process was forked from the one that opened the log; open it again here")
 
     @contextmanager
     def _reader(self) -> Iterator[sqlite3.Connection]:

@@ -1,0 +1,40 @@
+"""What every handle on a log has in common: it is open in one process, until it is closed.
+
+A child that was forked from that process has copies of its connections and file descriptors. To use them, or even to
+close them in good order, would speak to the other end in the parent's name; so the child opens the log again.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Self
+
+from runstate.errors import LogClosed
+
+
+class Handle:
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._closed = False
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if os.getpid() == self._pid:
+            self._release()
+
+    def _release(self) -> None:
+        """Finish what was accepted, then give back files, connections and threads."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LogClosed()
+        if os.getpid() != self._pid:
+            raise LogClosed("This process was forked from the one that opened the log; open it again here")
