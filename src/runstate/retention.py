@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import datetime
 from hashlib import sha256
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -36,7 +36,7 @@ from runstate.logs.archive.writing import PackWriter, settle
 from runstate.logs.log import Capability, EventLog, Record, StreamInfo
 from runstate.logs.ndjson.beside import files_beside
 from runstate.logs.ndjson.log import NdjsonLog
-from runstate.models.model import Model
+from runstate.models.model import AnyModel
 from runstate.store import Store
 
 _page = 1000
@@ -109,9 +109,7 @@ def check_archivable(log: EventLog, keep: bool) -> None:
 class Archiver:
     """Takes runs from a log into an archive, which must be prepared unless it is a dry run."""
 
-    def __init__(
-        self, log: EventLog, model: Model[Any, Any, Any], directory: ArchiveDirectory, archiving: Archiving
-    ) -> None:
+    def __init__(self, log: EventLog, model: AnyModel, directory: ArchiveDirectory, archiving: Archiving) -> None:
         """
         Raises:
             LogDamaged: a manifest of the archive cannot be believed.
@@ -267,7 +265,7 @@ class Archiver:
 def restore(
     archive: ArchiveLog,
     log: EventLog | None,
-    model: Model[Any, Any, Any] | None,
+    model: AnyModel | None,
     streams: Iterable[StreamInfo],
     *,
     dry_run: bool = False,
@@ -331,7 +329,7 @@ def _check_restored(log: EventLog, run: ArchivedRun) -> None:
         raise LogDamaged(f"The log holds {run.stream!r} otherwise than the archive does", stream=run.stream)
 
 
-def _keep_snapshot(log: EventLog, model: Model[Any, Any, Any], stream: str, changed: bool) -> None:
+def _keep_snapshot(log: EventLog, model: AnyModel, stream: str, changed: bool) -> None:
     if changed or log.load_snapshot(stream, model.name) is None:
         with suppress(ModelFailed):  # The events are restored; a model that cannot fold them never had a snapshot.
             Store(log, model).rebuild_snapshot(stream)

@@ -29,7 +29,7 @@ from runstate.logs.registry import open_log
 from runstate.models.engine.events import RunEventRecord
 from runstate.models.engine.model import EngineEvent, EngineModel
 from runstate.models.engine.state import RunSnapshot
-from runstate.models.model import Alert, AlertSink, Draft, E, Model, S, W
+from runstate.models.model import Alert, AlertSink, AnyModel, Draft, E, Model, S, W
 from runstate.models.registry import find_model
 from runstate.producer import RunProducer
 from runstate.snapshots import Snapshots
@@ -78,7 +78,7 @@ def open(
 @overload
 def open(url: str, model: str, *, create: bool = True, **options: Unpack[StoreOptions]) -> Store[Any, Any, Any]: ...
 def open(
-    url: str, model: str | Model[Any, Any, Any] | None = None, *, create: bool = True, **options: Unpack[StoreOptions]
+    url: str, model: str | AnyModel | None = None, *, create: bool = True, **options: Unpack[StoreOptions]
 ) -> Store[Any, Any, Any]:
     """Open the log at `url` and read it through `model`: a name, `file.py:Class`, or a model of your own.
 

@@ -18,7 +18,7 @@ from runstate.cli.output import Overlong, numbered_lines, progress, words, write
 from runstate.errors import EventTooLarge, InvalidEvent, ModelFailed, RunstateError, StreamNotFound
 from runstate.logs.log import AppendResult, Position, Record
 from runstate.logs.waiting import wait_for_more
-from runstate.models.model import Model
+from runstate.models.model import AnyModel
 from runstate.models.registry import find_model, installed_models
 from runstate.store import Store, StoreOptions, default_model
 from runstate.store import open as open_store
@@ -180,7 +180,7 @@ def _check_all(store: Store[Any, Any, Any], lines: BinaryIO, bytes_max: int) -> 
     return count, streams
 
 
-def _with_fitting_model(error: RunstateError, model: Model[Any, Any, Any], line: bytes) -> RunstateError:
+def _with_fitting_model(error: RunstateError, model: AnyModel, line: bytes) -> RunstateError:
     """The error about a line; if the line is an event of another model, it says of which."""
     fitting = _fitting_model(lambda other: other.parse(line), model)
     if fitting is None or not isinstance(error, InvalidEvent):
@@ -189,7 +189,7 @@ def _with_fitting_model(error: RunstateError, model: Model[Any, Any, Any], line:
     return InvalidEvent(f"{error}; {hint}", **error.details)
 
 
-def _refuse_other_model(model: Model[Any, Any, Any], stored: Record) -> None:
+def _refuse_other_model(model: AnyModel, stored: Record) -> None:
     """
     Raises:
         ModelFailed: the stream holds events of another model. With some of both, no model could fold it any more.
@@ -206,7 +206,7 @@ def _refuse_other_model(model: Model[Any, Any, Any], stored: Record) -> None:
         ) from error
 
 
-def _fitting_model(understands: Callable[[Model[Any, Any, Any]], object], unfit: Model[Any, Any, Any]) -> str | None:
+def _fitting_model(understands: Callable[[AnyModel], object], unfit: AnyModel) -> str | None:
     """The name of an installed model that understands what another does not."""
     for name in installed_models():
         with suppress(RunstateError, msgspec.MsgspecError):
@@ -236,7 +236,7 @@ def _refuse_overlong(line: bytes, bytes_max: int) -> None:
         )
 
 
-def _result(model: Model[Any, Any, Any], result: AppendResult) -> dict[str, Any]:
+def _result(model: AnyModel, result: AppendResult) -> dict[str, Any]:
     """An AppendResult as the model's contract writes it."""
     return {
         "eventId": result.event_id,

@@ -227,6 +227,8 @@ class Model(ABC, Generic[W, E, S]):
         return []
 
 
+AnyModel = Model[Any, Any, Any]
+
 # Slashes and `..` would leave a log's directory, control characters would break its lines, and what is
 # longer than this makes no file name once a suffix is added.
 stream_bytes_max = 200

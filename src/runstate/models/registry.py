@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from runstate.errors import UnknownModel
-from runstate.models.model import Model
+from runstate.models.model import AnyModel, Model
 from runstate.models.places import load_place, why
 
 _group = "runstate.models"
@@ -19,7 +19,7 @@ def installed_models() -> list[str]:
     return sorted({point.name for point in entry_points(group=_group)})
 
 
-def find_model(name: str) -> Model[Any, Any, Any]:
+def find_model(name: str) -> AnyModel:
     """The model of that name, or at that place: `engine`, `package.module:Order`, `order.py:Order`.
 
     Raises:
@@ -39,7 +39,7 @@ def find_model(name: str) -> Model[Any, Any, Any]:
     return _as_model(found, name)
 
 
-def _as_model(found: Any, name: str) -> Model[Any, Any, Any]:
+def _as_model(found: Any, name: str) -> AnyModel:
     if isinstance(found, type) and issubclass(found, Model) and not inspect.isabstract(found):
         found = _made(found)
     if not isinstance(found, Model) or not hasattr(found, "name"):
@@ -48,5 +48,5 @@ def _as_model(found: Any, name: str) -> Model[Any, Any, Any]:
 
 
 @cache
-def _made(kind: type[Model[Any, Any, Any]]) -> Model[Any, Any, Any]:
+def _made(kind: type[AnyModel]) -> AnyModel:
     return kind()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 import pyarrow as pa
 
 from runstate.errors import LogDamaged
 from runstate.models.activity import Activity
-from runstate.models.model import Model
+from runstate.models.model import AnyModel
 from runstate.pipeline.events import plan_streams
 from runstate.pipeline.origins import Origins, StreamReader
 from runstate.pipeline.rows import pack
@@ -28,7 +27,7 @@ def _rows(task: Task) -> Iterator[pa.RecordBatch]:
         yield from pack(span_schema, map(msgspec.structs.astuple, found))
 
 
-def _spans(reader: StreamReader, model: Model[Any, Any, Any]) -> Iterator[Span]:
+def _spans(reader: StreamReader, model: AnyModel) -> Iterator[Span]:
     tenant = ""
 
     def activities() -> Iterator[tuple[str, list[Activity]]]:
@@ -47,7 +46,7 @@ def _spans(reader: StreamReader, model: Model[Any, Any, Any]) -> Iterator[Span]:
         yield span
 
 
-def _activities(model: Model[Any, Any, Any], body: bytes) -> list[Activity]:
+def _activities(model: AnyModel, body: bytes) -> list[Activity]:
     try:
         return model.activities(model.decode(body))
     except Exception:  # noqa: BLE001 - an event of another model tells nothing; that it is there, the audit tells

@@ -25,8 +25,9 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that users of Sp
 from runstate.errors import InvalidUrl, LogFailed, LogNotFound, LogTooNew, Unsupported
 from runstate.logs.disk import RealDisk
 from runstate.logs.log import Finding, now
+from runstate.models.model import AnyModel
 from runstate.pipeline.audit_walk import KeptSnapshots, Source, side_by_side
-from runstate.pipeline.checks import AnyModel, Audited, Bounds, Kept, audit_stream, conflicts, parse_time
+from runstate.pipeline.checks import Audited, Bounds, Kept, audit_stream, conflicts, parse_time
 from runstate.pipeline.failures import readable
 from runstate.pipeline.jobs import read_view
 from runstate.pipeline.origins import StreamReader, open_origin

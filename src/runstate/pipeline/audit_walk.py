@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from runstate.errors import RunstateError
 from runstate.logs.log import Finding
-from runstate.models.model import ColumnFold
-from runstate.pipeline.checks import AnyModel, Kept
+from runstate.models.model import AnyModel, ColumnFold
+from runstate.pipeline.checks import Kept
 from runstate.pipeline.event_table import TableOrigin
 from runstate.pipeline.origins import Origin, StreamReader, open_origin
 from runstate.pipeline.replay import column_fold

@@ -17,11 +17,9 @@ import numpy as np
 from runstate.changes import changes
 from runstate.logs.log import Record
 from runstate.models.canonical import digest
-from runstate.models.model import Alert, Model
+from runstate.models.model import Alert, AnyModel
 from runstate.pipeline.envelopes import disagreement_finder
 from runstate.pipeline.told import Told
-
-AnyModel = Model[Any, Any, Any]
 
 terminal_words = frozenset(
     ["COMPLETED", "FAILED", "CANCELLED", "CANCELED", "SUCCEEDED", "SUCCESS", "FINISHED", "DONE", "ABORTED", "CLOSED"]

@@ -10,13 +10,13 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from runstate.logs.log import Record
-from runstate.models.model import Model
+from runstate.models.model import AnyModel, Model
 
 Disagreement = Callable[[Record], dict[str, Any]]
 """Gives what a record's line says otherwise than its envelope."""
 
 
-def disagreement_finder(model: Model[Any, Any, Any]) -> Disagreement:
+def disagreement_finder(model: AnyModel) -> Disagreement:
     """What to ask about each record of a stream. A line that cannot be read disagrees."""
     # A model that has not said how its stored lines tell of themselves may refuse to read them as a producer's.
     find = _of_place(model) if type(model).envelope is Model.envelope else _of_envelope(model)
@@ -30,7 +30,7 @@ def disagreement_finder(model: Model[Any, Any, Any]) -> Disagreement:
     return differing
 
 
-def _of_envelope(model: Model[Any, Any, Any]) -> Disagreement:
+def _of_envelope(model: AnyModel) -> Disagreement:
     envelope = model.envelope
 
     def differing(record: Record) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def _of_envelope(model: Model[Any, Any, Any]) -> Disagreement:
     return differing
 
 
-def _of_place(model: Model[Any, Any, Any]) -> Disagreement:
+def _of_place(model: AnyModel) -> Disagreement:
     decode = _place_decoder(model.seq_name).decode
 
     def differing(record: Record) -> dict[str, Any]:

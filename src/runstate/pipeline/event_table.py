@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from runstate.errors import InvalidUrl, LogNotFound, NotALog
 from runstate.logs.log import Finding, Head, Record, StoredSnapshot
-from runstate.models.model import Model
+from runstate.models.model import AnyModel
 from runstate.pipeline.origins import Lines, NumberedLines, StreamReader
 from runstate.pipeline.rows import event_schema
 from runstate.pipeline.shards import Shard
@@ -53,7 +53,7 @@ whole_rows_max = 1 << 18
 """A stream of more rows is never gathered in memory; it is folded line by line."""
 
 
-def event_table_schema(model: Model[Any, Any, Any]) -> pa.Schema:
+def event_table_schema(model: AnyModel) -> pa.Schema:
     """The columns of a table for a model."""
     columns = model.column_fold()
     return event_schema if columns is None else pa.schema([*event_schema, *columns.schema])

@@ -23,7 +23,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from runstate.errors import RunstateError
 from runstate.logs.log import Record, now
-from runstate.models.model import Draft, Model
+from runstate.models.model import AnyModel, Draft
 from runstate.models.registry import find_model
 from runstate.pipeline.event_table import open_event_table
 from runstate.pipeline.failures import told_to_driver
@@ -121,7 +121,7 @@ class _Stream:
 class _Assembly:
     """One task's work: rows of the view `lines`, sorted by stream, into new files."""
 
-    def __init__(self, table: Table, model: Model[Any, Any, Any], persisted_at: str) -> None:
+    def __init__(self, table: Table, model: AnyModel, persisted_at: str) -> None:
         self._model, self._persisted_at, self._table = model, persisted_at, table
         self._events, self._heads = table.files("events"), table.files("heads")
         self._files = NewFiles(table, model)
@@ -259,7 +259,7 @@ def _tuples(table: pa.Table) -> Iterator[tuple[Any, ...]]:
     return zip(*(column.to_pylist() for column in table.columns), strict=True)
 
 
-def same_event(model: Model[Any, Any, Any], first: bytes, second: bytes) -> bool:
+def same_event(model: AnyModel, first: bytes, second: bytes) -> bool:
     """Whether two lines of either shape say the same, apart from what a retry may change.
 
     Two lines that logs have stored are the same only if their bytes are, unless the model takes stored lines, too.
@@ -274,7 +274,7 @@ def same_event(model: Model[Any, Any, Any], first: bytes, second: bytes) -> bool
     return one.same_content(second if other is None else other.render(1, now(), None))
 
 
-def _drafted(model: Model[Any, Any, Any], line: bytes) -> Draft | None:
+def _drafted(model: AnyModel, line: bytes) -> Draft | None:
     try:
         draft: Draft = model.draft(model.parse(line))[1]
     except RunstateError:

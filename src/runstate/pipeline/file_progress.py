@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
-from runstate.models.model import Model
+from runstate.models.model import AnyModel
 from runstate.pipeline.plain_files import (
     FileChanged,
     LineNumbers,
@@ -76,7 +76,7 @@ def consumed_before(table: Table) -> dict[str, Consumed]:
 
 
 def new_parts(
-    urls: Sequence[str], before: Mapping[str, Consumed], model: Model[Any, Any, Any], bytes_max: int
+    urls: Sequence[str], before: Mapping[str, Consumed], model: AnyModel, bytes_max: int
 ) -> tuple[list[Part], dict[str, Consumed]]:
     """What is to be read of the files that the URLs name, and what to keep of those in which anything is new.
 
@@ -125,7 +125,7 @@ def _goes_on(file: BinaryIO, before: Consumed, end: int) -> int:
     return end if before.size + blank == end else before.line
 
 
-def _without_unfinished(part: Part, model: Model[Any, Any, Any], bytes_max: int) -> tuple[Part, Consumed]:
+def _without_unfinished(part: Part, model: AnyModel, bytes_max: int) -> tuple[Part, Consumed]:
     """A part up to its last line that is ended, or an event; and what to keep of it."""
     with opened(part.file) as file:
         begins = _last_line(file, part)
@@ -156,7 +156,7 @@ def _last_line(file: BinaryIO, part: Part) -> int:
 # --- how to divide it -----------------------------------------------------------------------------------------
 
 
-def planned(parts: Sequence[Part], tasks: int, model: Model[Any, Any, Any]) -> Plan:
+def planned(parts: Sequence[Part], tasks: int, model: AnyModel) -> Plan:
     """The parts, and ranges of streams with about as many lines in each: a task for each, however many there are."""
     size = sum(part.end - part.start for part in parts)
     tasks = max(1, min(-(-size // _bytes_per_task), max(tasks, -(-size // _bytes_per_task_max))))
@@ -165,7 +165,7 @@ def planned(parts: Sequence[Part], tasks: int, model: Model[Any, Any, Any]) -> P
     return Plan(list(parts), sorted(bounds))
 
 
-def _sampled(parts: Sequence[Part], count: int, model: Model[Any, Any, Any]) -> Iterator[str]:
+def _sampled(parts: Sequence[Part], count: int, model: AnyModel) -> Iterator[str]:
     """The streams of lines that stand at even distances."""
     ends = list(accumulate(part.end - part.start for part in parts))
     for number in range(count):

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from runstate.errors import LogDamaged
 from runstate.logs.log import Record
-from runstate.models.model import Model
+from runstate.models.model import AnyModel
 from runstate.pipeline.event_table import event_table_schema, head_schema, open_event_table, quarantine_schema
 from runstate.pipeline.events import plan_streams
 from runstate.pipeline.origins import Origins, StreamReader
@@ -48,7 +48,7 @@ class Known(msgspec.Struct, frozen=True):
 class NewFiles:
     """The new files of one task. Streams are added in the order of their ids."""
 
-    def __init__(self, table: Table, model: Model[Any, Any, Any]) -> None:
+    def __init__(self, table: Table, model: AnyModel) -> None:
         self._columns = model.column_fold()
         self._events = SortedWriter(table.data, "events", event_table_schema(model), table.info.file_format)
         self._heads = _Rows(table, "heads", head_schema)

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from runstate.errors import EventTooLarge, InvalidUrl, LogFailed, LogNotFound, RunstateError
 from runstate.models.canonical import is_text
-from runstate.models.model import Model
+from runstate.models.model import AnyModel
 from runstate.pipeline.rows import event_schema, pack
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.views import InvalidOption, Request, Task, View
@@ -290,7 +290,7 @@ def body_of(content: bytes, offset: int) -> bytes:
     return content.removesuffix(b"\r")
 
 
-def row_of(line: Line, file: str, model: Model[Any, Any, Any], bytes_max: int) -> Row:
+def row_of(line: Line, file: str, model: AnyModel, bytes_max: int) -> Row:
     """A line's row; the number of a line that is no event is still to be filled in."""
     body = body_of(line.content, line.offset)
     try:
@@ -352,7 +352,7 @@ def _numbered(rows: Iterable[Row], file: str) -> Iterator[Row]:
         yield (*row[:_number_at], known[1] + index - known[0], *row[_number_at + 1 :])
 
 
-def _stretch_rows(stretch: Stretch, model: Model[Any, Any, Any], bytes_max: int) -> Iterator[Row]:
+def _stretch_rows(stretch: Stretch, model: AnyModel, bytes_max: int) -> Iterator[Row]:
     part = stretch.part
     with opened(part.file) as file:
         lines = read_lines(file, stretch, bytes_max)

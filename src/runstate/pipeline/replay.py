@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -17,7 +16,7 @@ import pyarrow as pa
 from runstate.errors import LogDamaged, RunstateError
 from runstate.logs.log import Finding
 from runstate.models.canonical import digest
-from runstate.models.model import ColumnFold, Folded, Model
+from runstate.models.model import AnyModel, ColumnFold, Folded
 from runstate.pipeline.event_table import TableOrigin, Window, windows
 from runstate.pipeline.events import plan_streams
 from runstate.pipeline.origins import Lines, NumberedLines, Origins, StreamReader, finding_of
@@ -59,7 +58,6 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False, array_like=True):
     finding: str | None = None
 
 
-AnyModel = Model[Any, Any, Any]
 Before = Callable[[Sequence[str]], dict[str, Snapshot]]
 """The snapshots that earlier replays have kept of some streams: a fold may go on from there."""
 

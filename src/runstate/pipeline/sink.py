@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -25,7 +25,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 from runstate.errors import AppendOutcomeUnknown, EventTooLarge, InvalidUrl, LogBusy, RunstateError, Unsupported
 from runstate.logs.log import AppendResult, EventLog
 from runstate.logs.registry import installed_schemes, open_log
-from runstate.models.model import Draft, Model
+from runstate.models.model import AnyModel, Draft
 from runstate.models.registry import find_model
 from runstate.pipeline.failures import readable, told_to_driver
 from runstate.pipeline.origins import model_of
@@ -171,7 +171,7 @@ def _bodies(batch: pa.RecordBatch) -> Iterator[bytes]:
         yield line.encode() if isinstance(line, str) else line
 
 
-def drafted(model: Model[Any, Any, Any], line: bytes) -> tuple[str, Draft]:
+def drafted(model: AnyModel, line: bytes) -> tuple[str, Draft]:
     """The stream and the draft of a line, as a producer writes it.
 
     Raises:

@@ -15,11 +15,11 @@ import msgspec
 import pyarrow as pa
 
 from runstate.errors import LogDamaged, NotALog
+from runstate.models.model import AnyModel
 from runstate.pipeline.events import plan_streams
 from runstate.pipeline.ingest import written, written_schema
 from runstate.pipeline.origins import Origins, StreamReader
 from runstate.pipeline.replay import (
-    AnyModel,
     Before,
     Snapshot,
     failed,

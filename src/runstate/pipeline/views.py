@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
 
 from runstate.errors import RunstateError
-from runstate.models.model import Model
+from runstate.models.model import AnyModel
 from runstate.models.registry import find_model
 from runstate.pipeline.filters import Filters
 from runstate.pipeline.shards import Shard
@@ -47,7 +47,7 @@ class Task(NamedTuple):
     shard: Shard
 
     @property
-    def model(self) -> Model[Any, Any, Any]:
+    def model(self) -> AnyModel:
         return find_model(self.request.model)
 
     @property
