@@ -25,9 +25,9 @@ def _runnable(page: Path) -> bool:
 
 
 def _marked(page: Path) -> object:
-    """Pages that start Spark are run one after the other, beside the pipeline's tests: two Sparks need four cores."""
+    """Pages that start Spark are run one after the other: each command of theirs is a JVM of its own."""
     starts_spark = any("pipeline" in code for code in _blocks(page, "python", "console"))
-    return pytest.param(page, marks=pytest.mark.xdist_group("spark")) if starts_spark else page
+    return pytest.param(page, marks=pytest.mark.xdist_group("spark-commands")) if starts_spark else page
 
 
 @pytest.mark.slow
@@ -56,7 +56,11 @@ def _run(command: list[str], directory: Path) -> None:
         capture_output=True,
         text=True,
         timeout=300,
-        env={"PATH": f"{scripts}:{os.environ['PATH']}", "HOME": str(directory)},
+        env={
+            "PATH": f"{scripts}:{os.environ['PATH']}",
+            "HOME": str(directory),
+            "SPARK_CONF_DIR": str(root / "tests/spark_conf"),
+        },
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 

@@ -388,8 +388,9 @@ def test_a_reader_that_has_seen_enough_is_no_error(filled: Cli, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("spark")
-def test_the_demo_loses_nothing_and_says_so(cli: Cli) -> None:
+@pytest.mark.xdist_group("spark-commands")
+def test_the_demo_loses_nothing_and_says_so(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_CONF_DIR", str(Path(__file__).parents[1] / "spark_conf"))
     outcome = cli("demo", "--to", "here")
     assert outcome.code == 0
     assert b"site-03" in Path("here/pipeline/report.html").read_bytes()
