@@ -35,7 +35,8 @@ from benchmarks.pipeline_shapes import (
 )
 from runstate.logs.registry import open_log
 from runstate.logs.sqlite import SqliteLog
-from runstate.logs.sqlite.appends import checksum, insert_event
+from runstate.logs.sqlite.appends import insert_event
+from runstate.logs.stored_rows import checksum
 from runstate.models.registry import find_model
 
 at_once = 64

@@ -107,11 +107,11 @@ def ingest(
     from runstate.pipeline import jobs
 
     _check_format(file_format)
-    with _spark(master, remote, conf, "ingest", urls) as spark:
+    with spark_for(master, remote, conf, "ingest", urls) as spark:
         done = jobs.ingest(spark, urls, to, model=model, file_format=file_format)
         if compact:
             jobs.compact(spark, to)
-    _tell(done.counts, as_json)
+    tell_counts(done.counts, as_json)
     if done.counts.get("quarantined"):
         words.print(f"set aside, with reasons: runstate pipeline quarantine {to}")
 
@@ -151,10 +151,10 @@ def replay(
     from runstate.pipeline import jobs
     from runstate.pipeline.snapshot_table import snapshot_counts
 
-    with _spark(master, remote, conf, "replay", urls) as spark:
+    with spark_for(master, remote, conf, "replay", urls) as spark:
         done = jobs.replay(spark, urls, to, model=model, full=full)
     streams, failed = snapshot_counts(to)
-    _tell({"folded": done.counts.get("streams", 0), "streams": streams, "failed": failed}, as_json)
+    tell_counts({"folded": done.counts.get("streams", 0), "streams": streams, "failed": failed}, as_json)
     if failed:
         words.print("some streams could not be folded; the column `finding` of their rows says why")
         raise typer.Exit(1)
@@ -178,7 +178,7 @@ def audit(
     """Prove a fleet: order, uniqueness, hash chains, transitions, snapshots. Exit code 1 if there is damage."""
     from runstate.pipeline import audit as audits
 
-    with _spark(master, remote, conf, "audit", urls) as spark:
+    with spark_for(master, remote, conf, "audit", urls) as spark:
         found = audits.audit(spark, urls, model=model, snapshots=snapshots, silent_s=silent_s, skew_s=skew_s)
         summary = audits.summary(found if to is None else audits.write(found, to))
     if as_json:
@@ -210,7 +210,7 @@ def report(
     from runstate.pipeline.stages import grouped, publish
 
     groups = grouped(urls, model)
-    with _spark(master, remote, conf, "report", urls) as spark:
+    with spark_for(master, remote, conf, "report", urls) as spark:
         found = made(spark, [Part(each, name) for name, each in groups.items()])
     to.mkdir(parents=True, exist_ok=True)
     publish(to / "report.html", render(found))
@@ -312,7 +312,7 @@ class _Watched(Bar):
         yield from super().get_renderables()
 
 
-def _tell(counts: dict[str, int], as_json: bool) -> None:
+def tell_counts(counts: dict[str, int], as_json: bool) -> None:
     if as_json:
         write_json(counts)
     else:
@@ -347,7 +347,7 @@ def _settings(master: str | None, remote: str | None, conf: list[str] | None) ->
 
 
 @contextmanager
-def _spark(
+def spark_for(
     master: str | None, remote: str | None, conf: list[str] | None, doing: str, urls: list[str]
 ) -> Iterator[SparkSession]:
     settings = _settings(master, remote, conf)

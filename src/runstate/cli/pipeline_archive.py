@@ -8,7 +8,7 @@ import typer
 
 from runstate.cli.options import AsJson, ModelName
 from runstate.cli.output import words, write_json, write_table
-from runstate.cli.pipeline import Conf, Master, Remote, _spark, _tell
+from runstate.cli.pipeline import Conf, Master, Remote, spark_for, tell_counts
 from runstate.cli.retention import DiscardFiles, DryRun, Keep, OlderThan, To, moment_before
 from runstate.retention import Archiving
 
@@ -33,14 +33,14 @@ def archive(
     It does what `runstate archive` does. Interrupted, simply run it again.
     """
     archiving = Archiving(before=moment_before(older_than), keep=keep, discard_files=discard_files, dry_run=dry_run)
-    with _spark(master, remote, conf, "archive", [url]) as spark:
+    with spark_for(master, remote, conf, "archive", [url]) as spark:
         from runstate.pipeline.archive import archive as archived
 
         done = archived(spark, url, to, archiving, model=model)
     if as_json:
         write_json(done)
     else:
-        _tell(done.counts, as_json)
+        tell_counts(done.counts, as_json)
         if done.refused:
             write_table(("refused", "code", ""), ([each.stream, each.code, each.reason] for each in done.refused))
     if dry_run:

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
-from zlib import crc32
 
 from runstate.errors import LogFailed, RunstateError, SequenceConflict
 from runstate.logs.log import AppendResult, Record, check_expected
 from runstate.logs.postgres.arrays import Blobs, Numbers, Texts
 from runstate.logs.postgres.connections import Connection
+from runstate.logs.stored_rows import checksum
 from runstate.models.model import Draft
 
 # Each statement must see what was committed while the one before it waited, whatever the server's default is.
@@ -156,14 +156,6 @@ class Head:
         self.firsts.update(new)
         self.records += records
         return results
-
-
-def checksum(
-    seq: int, event_id: str, kind: str, key: str, tenant: str, emitted_at: str, persisted_at: str, body: bytes
-) -> int:
-    """CRC-32 over a row, so that a flipped bit or a column edited by hand is found."""
-    envelope = f"{event_id}\0{kind}\0{key}\0{tenant}\0{emitted_at}\0{persisted_at}".encode()
-    return crc32(envelope, crc32(body, seq & 0xFFFFFFFF))
 
 
 def plan(connection: Connection, appends: Sequence[Append], *, wait: bool) -> tuple[list[Head], dict[Append, Answer]]:

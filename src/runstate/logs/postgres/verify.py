@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from psycopg.types.numeric import Int8
 
 from runstate.logs.log import Finding
-from runstate.logs.postgres.appends import checksum
 from runstate.logs.postgres.connections import Connection
-from runstate.logs.stored_rows import row_findings
+from runstate.logs.stored_rows import checksum, row_findings
 from runstate.models.canonical import digest
 
 _begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from zlib import crc32
 
 from runstate.errors import SequenceConflict
 from runstate.logs.adoption import key_taken, new_records
 from runstate.logs.log import AppendResult, Record, check_expected
+from runstate.logs.stored_rows import checksum
 from runstate.models.model import Draft
 
 _move_head = """
@@ -91,14 +91,6 @@ class Append:
         self.stream, self.drafts, self.expected_seq = stream, drafts, expected_seq
         self.result: list[AppendResult] = []
         self.error: SequenceConflict | None = None
-
-
-def checksum(
-    seq: int, event_id: str, kind: str, key: str, tenant: str, emitted_at: str, persisted_at: str, body: bytes
-) -> int:
-    """CRC-32 over a row, so that a flipped bit or a column edited by hand is found."""
-    envelope = f"{event_id}\0{kind}\0{key}\0{tenant}\0{emitted_at}\0{persisted_at}".encode()
-    return crc32(envelope, crc32(body, seq & 0xFFFFFFFF))
 
 
 def append_new(connection: sqlite3.Connection, heads: Heads, appends: Sequence[Append], persisted_at: str) -> None:

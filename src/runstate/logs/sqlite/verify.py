@@ -6,8 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 
 from runstate.logs.log import Finding
-from runstate.logs.sqlite.appends import checksum
-from runstate.logs.stored_rows import row_findings
+from runstate.logs.stored_rows import checksum, row_findings
 from runstate.models.canonical import digest
 
 _heads = "SELECT id, stream, last_seq, events FROM streams"
