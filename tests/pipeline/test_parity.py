@@ -13,9 +13,9 @@ from tests.pipeline.fleet_logs import event_lines, filled, local_snapshots, pair
 
 from runstate.errors import RunstateError
 from runstate.models.registry import find_model
+from runstate.pipeline import in_place, sorted_files
 from runstate.pipeline import ingest as ingests
 from runstate.pipeline import replay as replays
-from runstate.pipeline import sorted_files
 from runstate.pipeline.failures import PipelineFailed, readable
 from runstate.pipeline.frames import fold_frame
 from runstate.pipeline.jobs import ingest, read_view, replay
@@ -72,6 +72,26 @@ def test_a_replay_of_what_is_new_gives_what_a_full_one_gives(
     expected = local_snapshots(url, model)
     assert table_snapshots(from_log) == expected
     assert table_snapshots(from_table) == expected
+
+
+def test_a_little_that_is_new_starts_no_job_and_much_does(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, snapshots = filled("sqlite", "engine", tmp_path, runs=6), tmp_path / "snapshots"
+    tracker = spark.sparkContext.statusTracker()
+
+    def jobs_of_a_replay() -> int:
+        before = len(tracker.getJobIdsForGroup(None))
+        replay(spark, f"table:{tmp_path}/events", snapshots)
+        return len(tracker.getJobIdsForGroup(None)) - before
+
+    for seed, count in ((1, 1), (2, 0), (3, 1)):
+        if seed == 3:
+            monkeypatch.setattr(in_place, "shards_max", 0)
+        filled("sqlite", "engine", tmp_path, seed=seed, runs=12)
+        ingest(spark, url, tmp_path / "events", model="engine")
+        assert jobs_of_a_replay() == count
+        assert table_snapshots(snapshots) == local_snapshots(url, "engine")
 
 
 def test_another_version_of_the_model_folds_everything_anew(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ from runstate.pipeline.event_table import open_event_table
 from runstate.pipeline.failures import readable
 from runstate.pipeline.file_events import assembled, file_counts
 from runstate.pipeline.file_progress import consumed_before, keep_plan, new_parts, planned
+from runstate.pipeline.in_place import few_rows
 from runstate.pipeline.origins import Origins, model_of
 from runstate.pipeline.plain_files import find_files
 from runstate.pipeline.session import is_remote
 from runstate.pipeline.sorted_files import FileEntry
 from runstate.pipeline.source import register
 from runstate.pipeline.table import Commit, Table, TableInfo
-from runstate.pipeline.views import InvalidOption
+from runstate.pipeline.views import InvalidOption, Request
 from runstate.store import event_bytes_default
 
 _cores_default = 8
@@ -75,19 +76,19 @@ class Written(msgspec.Struct, frozen=True):
 
 def write_table(
     table: Table,
-    frame: DataFrame | None,
+    rows: Iterable[Any],
     consumed: Mapping[str, Any],
     *,
     replaces: bool = False,
     counted: Mapping[str, int] | None = None,
 ) -> Written:
-    """Run a view whose tasks write files, and commit them. The caller is `writing` to the table.
+    """Commit what the tasks of a view have written; each tells it in a row. The caller is `writing` to the table.
 
     `counted` is what the caller has met itself.
     """
     files: list[FileEntry] = []
     counts = Counter(counted or {})
-    for row in [] if frame is None else frame.collect():  # A row per task, of the files that it has written.
+    for row in rows:
         files += msgspec.json.decode(row["files"], type=list[FileEntry])
         counts.update(msgspec.json.decode(row["counts"], type=dict[str, int]))
     number = len(table.commits())
@@ -134,7 +135,7 @@ def ingest(
     table = Table.make(to, info)
     with table.writing(), readable("ingest"):
         frame = read_view(spark, named, "ingest", model=name, shards=shards, to=str(to.absolute()))
-        return write_table(table, frame, {"urls": named})
+        return write_table(table, frame.collect(), {"urls": named})
 
 
 def compact(spark: SparkSession, to: Path, *, shards: int | None = None) -> Written:
@@ -155,7 +156,7 @@ def compact(spark: SparkSession, to: Path, *, shards: int | None = None) -> Writ
         consumed = {**commits[-1].consumed, "files": consumed_before(table), "compacts": len(commits)}
         options = {"to": str(to.absolute())}
         frame = read_view(spark, f"table:{to.absolute()}", "compact", model=table.info.model, shards=shards, **options)
-        return write_table(table, frame, consumed, replaces=True)
+        return write_table(table, frame.collect(), consumed, replaces=True)
 
 
 def check_files(urls: Sequence[str]) -> None:
@@ -177,13 +178,13 @@ def _ingest_files(spark: SparkSession, urls: list[str], table: Table, tasks: int
         parts, consumed = new_parts(urls, consumed_before(table), model, event_bytes_max)
         unfinished = sum(each.unfinished is not None for each in consumed.values())
         counted = {**dict.fromkeys(file_counts, 0), "lines": unfinished, "quarantined": unfinished}
-        frame = None
+        rows: list[Any] = []
         if parts:
             plan = planned(parts, tasks, model)
             options = {"plan": str(keep_plan(table, plan).absolute()), "event_bytes_max": str(event_bytes_max)}
             lines = read_view(spark, urls, "lines", model=name, shards=tasks, **options)
-            frame = assembled(lines, table, len(plan.bounds) + 1)
-        return write_table(table, frame, {"urls": urls, "files": consumed}, counted=counted)
+            rows = assembled(lines, table, len(plan.bounds) + 1).collect()
+        return write_table(table, rows, {"urls": urls, "files": consumed}, counted=counted)
 
 
 def replay(
@@ -215,8 +216,10 @@ def replay(
         commits = table.commits()
         since = "" if full or not commits else _goes_on(commits[-1].consumed, consumed, positions)
         options = {"to": str(to.absolute()), "since": since}
-        frame = read_view(spark, named, "replay", model=name, shards=shards, **options)
-        return write_table(table, frame, consumed, replaces=not since)
+        rows = few_rows(Request(tuple(named), "replay", name, options=options)) if since and shards is None else None
+        if rows is None:
+            rows = read_view(spark, named, "replay", model=name, shards=shards, **options).collect()
+        return write_table(table, rows, consumed, replaces=not since)
 
 
 def _positions(urls: Sequence[str]) -> dict[str, str]:
