@@ -7,19 +7,15 @@ what is missing is adopted. A source may go on growing meanwhile; a copy goes as
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 
 import msgspec
 
 from runstate.errors import BlobNotFound, InvalidUrl, LogDamaged, StreamNotFound
-from runstate.logs.log import BlobRef, Capability, EventLog, Record, refuse
+from runstate.logs.log import Capability, EventLog, Record, blob_refs, refuse
 
 page_events = 500
-_ref = re.compile(rb'"(sha256:[0-9a-f]{64})"')
-"""A string of a line that has the form of a blob's reference."""
-
 _encode = msgspec.msgpack.Encoder().encode
 
 Advance = Callable[[int], None]
@@ -114,7 +110,7 @@ def _copy_blobs(source: EventLog, target: EventLog, page: list[Record]) -> int:
     """Copy what lines refer to, as far as the source holds it: such a string may be the digest of anything."""
     if Capability.BLOBS not in source.capabilities:
         return 0
-    refs = {BlobRef(ref.decode()) for record in page for ref in _ref.findall(record.body)}
+    refs = {ref for record in page for ref in blob_refs(record.body)}
     copied = 0
     for ref in sorted(refs):
         try:

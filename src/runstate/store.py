@@ -23,8 +23,9 @@ from runstate.errors import (
     RunstateError,
     SequenceConflict,
     StreamNotFound,
+    Truncated,
 )
-from runstate.logs.log import AppendResult, EventLog, StoredSnapshot, now
+from runstate.logs.log import AppendResult, EventLog, StoredSnapshot, begins_after, now
 from runstate.logs.registry import open_log
 from runstate.models.engine.events import RunEventRecord
 from runstate.models.engine.model import EngineEvent, EngineModel
@@ -37,8 +38,7 @@ from runstate.snapshots import Snapshots
 event_bytes_default = 1024 * 1024
 """An event larger than this is refused unless the store was opened with another limit."""
 
-
-_paired_models = {"ndjson": "rundir"}
+_paired_models = {"ndjson": "rundir", "segments": "session", "wal": "daemon"}
 """The models that have a log of their own; all others are kept in databases, like the engine's."""
 
 
@@ -210,7 +210,7 @@ class Store(Generic[W, E, S]):
         return None if stored is None else self.model.load(stored.body)
 
     def project_snapshot(self, stream: str) -> S:
-        """The state, folded from the log alone.
+        """The state, folded from the log alone; from its snapshot on, where the log was compacted.
 
         Raises:
             StreamNotFound: there is no such stream.
@@ -222,13 +222,17 @@ class Store(Generic[W, E, S]):
 
         Raises:
             StreamNotFound: there is no such stream.
+            Truncated: the log was compacted since, and no longer tells.
         """
         if seq is not None and at is not None:
             raise ValueError("seq and at are two ways to say one thing; give one of them")
         if self.log.stream(stream) is None:
             raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
         until = seq if at is None else self._seq_at(stream, at)
-        return self._fold(self.model.initial(stream), stream, 0, until)
+        try:
+            return self._fold(self.model.initial(stream), stream, 0, until)
+        except Truncated:
+            return self._state_at(stream, until)
 
     def current_state(self, stream: str) -> S:
         """The state now: the snapshot on file brought up to date. The initial state where there is no stream."""
@@ -332,16 +336,16 @@ class Store(Generic[W, E, S]):
             if draft.key in new or self.holds_key(stream, draft.key):
                 continue  # A retry: its first answer stands.
             new.add(draft.key)
-            event = self.model.decode(draft.render(seq + len(new), now()))
-            for refusal in self.model.refusals(state, event):
+            line = draft.render(seq + len(new), now())
+            for refusal in self.model.refusals(state, self.model.decode(line)):
                 details = {n: v for n, v in refusal.details.items() if n not in ("runSeq", "persistedAt")}
-                raise InvalidTransition(
-                    f"{draft.type} is impossible: {details.get('priorState')} does not become "
-                    f"{details.get('attemptedState')}; nothing was written",
-                    index=index,
-                    **details,
+                why = (
+                    details.get("why") or f"{details.get('priorState')} does not become {details.get('attemptedState')}"
                 )
-            state = self.model.evolve(state, event)
+                raise InvalidTransition(
+                    f"{draft.type} is impossible: {why}; nothing was written", index=index, **details
+                )
+            state = self.model.fold(state, [line])
         return seq
 
     def _state_at(self, stream: str, until_seq: int | None) -> S:
@@ -368,7 +372,7 @@ class Store(Generic[W, E, S]):
         moment = datetime.fromisoformat(at) if isinstance(at, str) else at
         if moment.tzinfo is None:
             raise ValueError(f"{at} has no zone; write it like 2026-11-15T09:30:00Z")
-        found = after_seq = 0
+        found = after_seq = begins_after(self.log, stream)
         while page := self.log.read(stream, after_seq=after_seq):
             after_seq = page[-1].seq
             stored_by_then = [r.seq for r in page if datetime.fromisoformat(r.persisted_at) <= moment]

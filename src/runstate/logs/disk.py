@@ -12,6 +12,7 @@ Errors are plain `OSError`s with an errno, and the two classes below. A log tran
 """
 
 import errno
+import fcntl
 import os
 import secrets
 import stat
@@ -88,11 +89,12 @@ class Disk(Protocol):
         """Make the names in a directory durable. After a failure nobody knows which of them are: a second
         sync that succeeds proves nothing."""
 
-    def lock(self, path: PurePath) -> Lock:
-        """Take the exclusive kernel lock on a file (made if missing, never removed) without waiting.
+    def lock(self, path: PurePath, *, shared: bool = False) -> Lock:
+        """Take the kernel lock on a file (made if missing, never removed) without waiting.
 
-        The kernel frees it when its holder dies. LockBusy: somebody holds it. OSError (ENOSYS, ENOLCK):
-        this file system can't lock.
+        It is exclusive, or `shared` with others who share it. The kernel frees it when its holder dies. LockBusy:
+        somebody holds it. OSError (ENOSYS, ENOLCK): this file system can't lock. The file of a shared lock must
+        never be removed: whoever shares it would not notice.
         """
 
     def temp_name(self, path: PurePath) -> PurePath:
@@ -248,7 +250,9 @@ class RealDisk:
         finally:
             os.close(fd)
 
-    def lock(self, path: PurePath) -> Lock:
+    def lock(self, path: PurePath, *, shared: bool = False) -> Lock:
+        if shared:
+            return _SharedLock(path)
         # Made here, because filelock would also make missing directories, with a mode of its own choice.
         _RealDescriptor(path, _changing | os.O_CREAT).close()
         # No soft fallback: where the kernel can't lock, a marker file only pretends to. Not thread-local:
@@ -265,6 +269,26 @@ class RealDisk:
 
 
 _changing = os.O_RDWR | os.O_APPEND
+
+
+class _SharedLock:
+    """filelock's locks are exclusive; this one uses the same call of the kernel, so that each knows of the other."""
+
+    def __init__(self, path: PurePath) -> None:
+        self._fd = os.open(path, _changing | os.O_CREAT, FILE_MODE)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError as busy:
+            os.close(self._fd)
+            raise LockBusy(errno.EWOULDBLOCK, "the lock is held", str(path)) from busy
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def release(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class _RealDescriptor:
@@ -294,8 +318,6 @@ class _RealDescriptor:
 
     def flush(self) -> None:
         if sys.platform == "darwin":
-            import fcntl
-
             fcntl.fcntl(self._fd, fcntl.F_FULLFSYNC)  # fsync there leaves data in the drive's own cache
         else:
             os.fdatasync(self._fd)

@@ -15,7 +15,7 @@ from typing import Any, Literal, NewType, Protocol, Self
 
 import msgspec
 
-from runstate.errors import BlobNotFound, InvalidPosition, LogDamaged, SequenceConflict, Unsupported
+from runstate.errors import BlobNotFound, InvalidPosition, LogDamaged, SequenceConflict, Truncated, Unsupported
 from runstate.models.canonical import digest
 from runstate.models.model import Draft
 
@@ -23,6 +23,7 @@ Position = NewType("Position", str)
 """A place in the whole log. Opaque: keep it and hand it back, but read nothing into it."""
 
 _digest_pattern = re.compile("[0-9a-f]{64}")
+_ref_pattern = re.compile(rb'"(sha256:[0-9a-f]{64})"')
 
 BlobRef = NewType("BlobRef", str)
 """`sha256:` and the hex digest of a blob's bytes."""
@@ -286,6 +287,12 @@ def blob_digest(ref: BlobRef) -> str | None:
     return name if kind == "sha256" and _digest_pattern.fullmatch(name) else None
 
 
+def blob_refs(line: bytes) -> list[BlobRef]:
+    """What a stored line refers to: its strings of that form, in order, each once. Whether there is such a blob, only
+    its log can tell: such a string may be the digest of anything."""
+    return [BlobRef(ref.decode()) for ref in dict.fromkeys(_ref_pattern.findall(line))]
+
+
 def checked_blob(ref: BlobRef, data: bytes | None) -> bytes:
     """What was found under a reference.
 
@@ -298,6 +305,15 @@ def checked_blob(ref: BlobRef, data: bytes | None) -> bytes:
     if f"sha256:{digest(data)}" != ref:
         raise LogDamaged(f"The blob {ref} no longer has that digest", ref=ref)
     return data
+
+
+def begins_after(log: EventLog, stream: str) -> int:
+    """The seq behind which a log holds a whole stream: 0, but for a log that was compacted."""
+    try:
+        log.read(stream, limit=1)
+    except Truncated as truncated:
+        return int(truncated.details["first_seq"]) - 1
+    return 0
 
 
 def check_limit(limit: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
@@ -48,3 +49,13 @@ def open_log(url: str, *, create: bool = True) -> EventLog:
 def extra_of(point: EntryPoint) -> str:
     """What to install for a log, as pip wants it."""
     return f"'runstate[{point.extras[0] if point.extras else point.name}]'"
+
+
+# Up to the last `@`: a password may hold one, and too much hidden is better than too little.
+_userinfo = re.compile(r"(//[^/@:]*):.*@", re.DOTALL)
+_secret = re.compile(r"([?&][^=&]*(?:pass|pwd|secret|token|key|credential)[^=&]*=)[^&]*", re.IGNORECASE)
+
+
+def shown_url(url: str) -> str:
+    """A log's URL without what should not be shown: passwords, and options that are named like secrets."""
+    return _secret.sub(r"\1…", _userinfo.sub(r"\1:…@", url))

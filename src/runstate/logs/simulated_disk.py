@@ -134,7 +134,7 @@ class SimulatedDisk:
         self.observer: Callable[[Phase, Operation, str], None] | None = None
         self._root = DirectoryInode({})
         self._faults: list[_Fault] = []
-        self._locked: set[FileInode] = set()
+        self._locks: list[_SimulatedLock] = []
         self._mutex = threading.RLock()
 
     # --- the Disk protocol ---------------------------------------------------------------------------------
@@ -182,8 +182,8 @@ class SimulatedDisk:
         node = self._directory(path)
         self.call("sync_directory", path, node.sync, fail=node.drop)
 
-    def lock(self, path: PurePath) -> Lock:
-        return self.call("lock", path, lambda: self._lock(path))
+    def lock(self, path: PurePath, *, shared: bool = False) -> Lock:
+        return self.call("lock", path, lambda: self._lock(path, shared))
 
     def temp_name(self, path: PurePath) -> PurePath:
         names = (path.with_name(f"{path.name}.{number}{TEMP_SUFFIX}") for number in count())
@@ -316,12 +316,12 @@ class SimulatedDisk:
             _ = self._file(target) if isinstance(node, FileInode) else self._empty_directory(target)
         self._directory(source.parent).change(Relink(source.name, target.name, node))
 
-    def _lock(self, path: PurePath) -> Lock:
+    def _lock(self, path: PurePath, shared: bool) -> Lock:
         node = self._file(path) if self.exists(path) else self._add(path, FileInode(bytearray()))
-        if node in self._locked:
+        if any(held.node is node and not (held.shared and shared) for held in self._locks):
             raise LockBusy(errno.EWOULDBLOCK, "the lock is held", str(path))
-        self._locked.add(node)
-        return _SimulatedLock(self._locked, node)
+        self._locks.append(lock := _SimulatedLock(self._locks, node, shared))
+        return lock
 
 
 def _stamp(content: bytes) -> tuple[int, str]:
@@ -343,13 +343,15 @@ class _Fault:
         return operation == self.operation and (nth == self.nth or (self.persistent and nth > self.nth))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _SimulatedLock:
-    locked: set[FileInode]
+    held: list[_SimulatedLock]
     node: FileInode
+    shared: bool
 
     def release(self) -> None:
-        self.locked.discard(self.node)
+        if self in self.held:
+            self.held.remove(self)
 
 
 @dataclass(frozen=True)

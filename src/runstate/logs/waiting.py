@@ -20,9 +20,9 @@ class WakingLog(Protocol):
         ...
 
 
-def wait_for_more(log: EventLog, after: Position | None, timeout_s: float) -> None:
-    """Wait between two looks at a feed that has come to its end."""
+def wait_for_more(log: EventLog, after: Position | None, timeout_s: float, *, look_s: float = poll_s) -> None:
+    """Wait between two looks at a feed that has come to its end; no longer than `look_s` where the log cannot wake."""
     if isinstance(log, WakingLog):
         log.wait(after, timeout_s)
     else:
-        time.sleep(min(poll_s, timeout_s))
+        time.sleep(min(look_s, timeout_s))

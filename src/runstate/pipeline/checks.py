@@ -23,7 +23,7 @@ from runstate.pipeline.told import Told
 
 terminal_words = frozenset(
     ["COMPLETED", "FAILED", "CANCELLED", "CANCELED", "SUCCEEDED", "SUCCESS", "FINISHED", "DONE", "ABORTED", "CLOSED"]
-)
+) | {"COMPLETE", "COMPLETE_WITH_GAPS"}
 """How models call a stream that nothing more is expected of, in capitals."""
 
 _block_records = 256
@@ -283,6 +283,8 @@ def _fold(walk: _Walk, model: AnyModel, kept: Iterable[Kept], bounds: Bounds, to
 
 def _words(found: Alert) -> str:
     details = found.details
+    if "why" in details:
+        return f"{details.get('eventType', 'The event')} was impossible: {details['why']}"
     if "priorState" in details and "attemptedState" in details:
         kind = details.get("eventType", "The event")
         return f"{kind} was impossible: {details['priorState']} does not become {details['attemptedState']}"

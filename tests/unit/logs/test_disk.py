@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from runstate.logs.disk import TEMP_SUFFIX, LockBusy, PoisonedHandle, RealDisk, replace_durably, write_new
+from runstate.logs.simulated_disk import SimulatedDisk
 
 DISK = RealDisk()
 
@@ -208,6 +209,21 @@ def test_a_held_lock_is_busy_even_in_the_same_process(tmp_path: Path) -> None:
     assert (busy.value.errno, busy.value.filename) == (errno.EWOULDBLOCK, str(tmp_path / "lock"))
     lock.release()
     DISK.lock(tmp_path / "lock").release()
+
+
+def test_a_shared_lock_is_shared_and_keeps_the_exclusive_one_away(tmp_path: Path) -> None:
+    for disk, path in ((DISK, tmp_path / "lock"), (SimulatedDisk(), Path("/lock"))):
+        one, two = disk.lock(path, shared=True), disk.lock(path, shared=True)
+        for release in (one.release, two.release):
+            with pytest.raises(LockBusy):
+                disk.lock(path)
+            release()
+        one.release()  # Once more does nothing.
+        alone = disk.lock(path)
+        with pytest.raises(LockBusy):
+            disk.lock(path, shared=True)
+        alone.release()
+        disk.lock(path, shared=True).release()
 
 
 def test_a_lock_may_be_released_by_another_thread(tmp_path: Path) -> None:

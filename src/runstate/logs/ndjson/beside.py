@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from runstate.logs.directories import translated
 from runstate.logs.disk import TEMP_SUFFIX
-from runstate.logs.ndjson.files import EVENTS, INDEX, PENDING, run_files, translated
+from runstate.logs.ndjson.files import EVENTS, INDEX, PENDING, run_files
 from runstate.logs.ndjson.log import NdjsonLog
 
 _own = {EVENTS, PENDING, INDEX, ".orchestrator.lock"}

@@ -1,29 +1,19 @@
-"""Where everything lives: the names of a run's directory and of the files in it.
-
-A run directory is named by its stream id. A name that begins with a dot is the log's own, so an id that begins with
-a dot, or with the sign that marks such ids, gets the sign in front.
-"""
+"""Where everything lives: the names of a run's directory and of the files in it."""
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import PurePath
 from urllib.parse import quote
 
-from runstate.errors import InvalidStream, LogBusy, LogFailed, LogFull, LogNotFound, NotALog, RunstateError
-from runstate.logs.disk import TEMP_SUFFIX, Disk, LockBusy
+from runstate.logs.directories import directory_name
+from runstate.logs.disk import TEMP_SUFFIX, Disk
 from runstate.logs.log import Head
-from runstate.models.model import check_stream
 
 EVENTS = "events.ndjson"
 PENDING = "events.pending"
 INDEX = "index.json"
-_full = {errno.ENOSPC, errno.EDQUOT}
-_escape = "%"
 event_bytes_guessed = 500
 _events_guessed = 50
 """In a run whose file nobody has looked at."""
@@ -63,13 +53,7 @@ class RunFiles:
 
 @lru_cache(maxsize=16)  # Whoever goes through a fleet asks several times for one run before the next.
 def run_files(root: PurePath, stream: str) -> RunFiles:
-    return RunFiles(stream, root, _escape + stream if stream[0] in (".", _escape) else stream)
-
-
-def streams_among(names: list[str], after: str, until: str | None) -> list[str]:
-    """The ids with `after < id <= until` that a directory's names stand for, sorted by code point."""
-    ids = [name[1:] if name[0] == _escape else name for name in names if name[0] != "."]
-    return sorted(id_ for id_ in ids if id_ > after and (until is None or id_ <= until) and _is_stream(id_))
+    return RunFiles(stream, root, directory_name(stream))
 
 
 def stamped(disk: Disk, files: RunFiles) -> Head:
@@ -85,89 +69,8 @@ def guessed(stream: str) -> Head:
     return Head(stream, _events_guessed, "")
 
 
-def _is_stream(stream: str) -> bool:
-    """Whether a name that stands in the directory could be a stream's; somebody may have put anything there."""
-    try:
-        check_stream(stream)
-    except InvalidStream:
-        return False
-    return True
-
-
 def remove_leftovers(disk: Disk, files: RunFiles) -> None:
     """Remove the temporary files of a writer that was killed. The caller holds the run's lock."""
     for name in disk.names(files.home):
         if name.endswith(TEMP_SUFFIX) and name.startswith(("snapshot.", f"{INDEX}.", f"{EVENTS}.")):
             disk.remove(files.home / name)
-
-
-def remove_tree(disk: Disk, path: PurePath) -> None:
-    """Remove a directory with everything in it; what another process has removed meanwhile is no error."""
-    try:
-        names = disk.names(path)
-    except FileNotFoundError:
-        return
-    for name in names:
-        try:
-            disk.remove(path / name)
-        except FileNotFoundError:
-            continue
-        except (IsADirectoryError, PermissionError):
-            remove_tree(disk, path / name)
-    try:
-        disk.remove_directory(path)
-    except FileNotFoundError:
-        return
-
-
-def translate(error: OSError) -> RunstateError:
-    """The operating system's errors in our words. Nothing was written."""
-    if isinstance(error, LockBusy):
-        return LogBusy("Another writer holds this run; try again")
-    if error.errno in _full:
-        return LogFull()
-    return LogFailed(f"The disk refused: {error.strerror or error} ({error.filename})")
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise translate(error) from error
-
-
-def prepare_root(disk: Disk, root: PurePath, create: bool) -> bool:
-    """Make a log's directory if it is not there. True: it was made, and its name survives a power cut.
-
-    Raises:
-        LogNotFound: it is not there, and `create` is false.
-        NotALog: a file is there.
-        LogFailed: it cannot be made: no such directory above it, no permission.
-    """
-    try:
-        # Opened to be written to, a directory refuses, a file does not: the cheapest way to tell them apart.
-        disk.open(root).close()
-    except IsADirectoryError:
-        return False
-    except FileNotFoundError:
-        if not create:
-            raise LogNotFound(f"There is no directory {root}", path=str(root)) from None
-    except NotADirectoryError as error:
-        raise NotALog(f"{root} lies below a file, not in a directory") from error
-    except OSError as error:
-        raise translate(error) from error
-    else:
-        raise NotALog(f"{root} is a file, not a directory of runs; it was left untouched")
-    with translated():
-        try:
-            disk.make_directory(root)
-        except FileExistsError:
-            return False
-        try:
-            disk.sync_directory(root.parent)
-        except BaseException:
-            # A name that a sync has failed on is never sure again; only a new one is.
-            disk.remove_directory(root)
-            raise
-    return True

@@ -15,7 +15,7 @@ from runstate.logs.disk import Disk, File, write_new
 from runstate.logs.log import StoredSnapshot
 from runstate.logs.ndjson.files import RunFiles
 from runstate.logs.ndjson.reading import Mark
-from runstate.logs.ndjson.sealed import sealed, unsealed
+from runstate.logs.sealed import sealed, unsealed
 from runstate.models.canonical import digest
 
 format_version = 1

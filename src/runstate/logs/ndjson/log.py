@@ -15,6 +15,8 @@ from threading import Lock
 
 from runstate.errors import InvalidUrl, StreamNotFound
 from runstate.logs.adoption import check_records
+from runstate.logs.blobs import Blobs
+from runstate.logs.directories import prepare_root, remove_tree, streams_among, translated
 from runstate.logs.disk import TEMP_SUFFIX, Disk, RealDisk
 from runstate.logs.handle import Handle
 from runstate.logs.log import (
@@ -32,17 +34,7 @@ from runstate.logs.log import (
     check_limit,
     refuse,
 )
-from runstate.logs.ndjson.blobs import Blobs
-from runstate.logs.ndjson.files import (
-    RunFiles,
-    guessed,
-    prepare_root,
-    remove_tree,
-    run_files,
-    stamped,
-    streams_among,
-    translated,
-)
+from runstate.logs.ndjson.files import RunFiles, guessed, run_files, stamped
 from runstate.logs.ndjson.index import find_snapshot, read_index
 from runstate.logs.ndjson.reading import Mark, View, extent
 from runstate.logs.ndjson.recovery import repair
@@ -84,7 +76,7 @@ class NdjsonLog(Handle):
         self.recoveries: list[Finding] = []
         """What opening runs for writing has cut off: one warning for each torn tail."""
         self._disk: Disk = disk or RealDisk()
-        self._blobs = Blobs(self._disk, root)
+        self._blobs = Blobs(self._disk, root / ".blobs")
         self._runs: OrderedDict[str, Run] = OrderedDict()
         self._marks: OrderedDict[str, list[Mark]] = OrderedDict()
         self._gate = Lock()

@@ -14,10 +14,10 @@ import msgspec
 
 from runstate.errors import LogDamaged
 from runstate.logs.disk import Disk, File
+from runstate.logs.frames import Damage
 from runstate.logs.log import Finding, Record, StreamInfo
 from runstate.logs.ndjson.files import RunFiles
 from runstate.logs.ndjson.lines import (
-    Damage,
     body_of,
     check_line,
     envelope_of,
@@ -26,7 +26,7 @@ from runstate.logs.ndjson.lines import (
     openings,
     read_line,
 )
-from runstate.logs.ndjson.sealed import unsealed
+from runstate.logs.sealed import unsealed
 
 chunk_bytes = 1 << 20
 _starts_max = 16

@@ -15,10 +15,11 @@ from zlib import crc32
 
 from runstate.errors import LogDamaged
 from runstate.logs.disk import Disk, File
+from runstate.logs.frames import Damage
 from runstate.logs.log import Finding, StreamInfo
 from runstate.logs.ndjson.files import EVENTS, RunFiles, remove_leftovers
 from runstate.logs.ndjson.index import Index, read_index
-from runstate.logs.ndjson.lines import Damage, Envelope, check_line, envelope_of, read_line
+from runstate.logs.ndjson.lines import Envelope, check_line, envelope_of, read_line
 from runstate.logs.ndjson.reading import (
     Mark,
     View,

@@ -14,14 +14,16 @@ from threading import Lock
 from runstate.errors import AppendOutcomeUnknown, LogFailed, RunstateError, Unsupported
 from runstate.logs import disk as files_door
 from runstate.logs.adoption import key_taken, new_records
+from runstate.logs.directories import translate
 from runstate.logs.disk import Disk, File
+from runstate.logs.frames import Damage
 from runstate.logs.log import AppendResult, Finding, Record, StoredSnapshot, check_expected, now
-from runstate.logs.ndjson.files import RunFiles, translate
+from runstate.logs.ndjson.files import RunFiles
 from runstate.logs.ndjson.index import Entry, Index, put_snapshot, read_index, write_index
-from runstate.logs.ndjson.lines import Damage, Envelope, adopted_line, body_of, read_line, write_line
+from runstate.logs.ndjson.lines import Envelope, adopted_line, body_of, read_line, write_line
 from runstate.logs.ndjson.reading import Announcement, Mark, damaged
 from runstate.logs.ndjson.recovery import Held, load
-from runstate.logs.ndjson.sealed import sealed
+from runstate.logs.sealed import sealed
 from runstate.models.canonical import digest
 from runstate.models.model import Draft
 

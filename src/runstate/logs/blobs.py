@@ -1,4 +1,4 @@
-"""Bytes under their digest: `.blobs/sha256/<digest>`, shared by all runs of a log."""
+"""Bytes under their digest, one file each: `sha256/<digest>` in a directory that all streams of a log share."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from runstate.models.canonical import digest
 class Blobs:
     """The blobs of one log."""
 
-    def __init__(self, disk: Disk, root: PurePath) -> None:
-        self._disk, self._root = disk, root
-        self._home = root / ".blobs" / "sha256"
+    def __init__(self, disk: Disk, directory: PurePath) -> None:
+        """The directory is made with the first blob; the one above it is there."""
+        self._disk, self._home = disk, directory / "sha256"
         self._has_home = False
+        self._unsure: set[str] = set()
 
     def put(self, data: bytes) -> BlobRef:
         """
@@ -28,11 +29,17 @@ class Blobs:
         path = self._home / name
         if not self._has_home:
             self._make_home()
-        if self._held(path) == data:
-            # Whoever has put it there may have been killed before its name was sure.
-            self._disk.sync_directory(self._home)
-        else:
-            replace_durably(self._disk, path, data)
+        try:
+            if name not in self._unsure and self._held(path) == data:
+                # Whoever has put it there may have been killed before its name was sure.
+                self._disk.sync_directory(self._home)
+            else:
+                replace_durably(self._disk, path, data)
+        except OSError:
+            # A name that a sync has failed on is never sure again; only a new one is.
+            self._unsure.add(name)
+            raise
+        self._unsure.discard(name)
         return BlobRef(f"sha256:{name}")
 
     def get(self, ref: BlobRef) -> bytes:
@@ -59,8 +66,15 @@ class Blobs:
             return None
 
     def _make_home(self) -> None:
-        for path in (self._root / ".blobs", self._home):
+        for path in (self._home.parent, self._home):
+            is_new = not self._disk.exists(path)
             with suppress(FileExistsError):
                 self._disk.make_directory(path)
-            self._disk.sync_directory(path.parent)
+            try:
+                self._disk.sync_directory(path.parent)
+            except BaseException:
+                if is_new:
+                    with suppress(OSError):
+                        self._disk.remove_directory(path)
+                raise
         self._has_home = True

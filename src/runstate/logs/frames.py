@@ -1,0 +1,112 @@
+"""The frame that a line stands in where the file itself does not tell the event's envelope, and its checksum.
+
+    {"seq":7,"event_id":"…","type":"…","key":"…","tenant":"…","emitted_at":"…","persisted_at":"…","crc":"…","event":LINE}
+
+`crc` is CRC-32 over everything before `,"crc"` and over LINE; what is left of the frame is fixed. No string of the
+frame can hold `,"event":`, because JSON escapes the quotes inside a string, so the first one is the frame's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from zlib import crc32
+
+import msgspec
+
+from runstate.logs.log import Record
+
+OPENING = b'{"seq":'
+"""How every framed line begins."""
+LINE_DAMAGED = "log.line_damaged"
+OUT_OF_ORDER = "log.out_of_order"
+
+
+class Damage(Exception):
+    """A line that no append wrote there."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class _Frame(msgspec.Struct, gc=False):
+    seq: int
+    event_id: str
+    type: str
+    key: str
+    tenant: str
+    emitted_at: str
+    persisted_at: str
+
+
+_frames = msgspec.json.Decoder(_Frame)
+_encode = msgspec.json.Encoder().encode
+
+
+def check_writable(body: bytes) -> None:
+    """Read a model's line before it is written: one that nobody can read would end the file for every reader.
+
+    Raises:
+        ValueError: it is no JSON, or holds what ends a line or stands for data that never came.
+    """
+    if b"\n" in body or b"\0" in body:
+        raise ValueError("an event's line holds a newline or a NUL")
+    msgspec.json.decode(body, type=msgspec.Raw)
+
+
+def framed(record: Record) -> bytes:
+    """A record as a line of a file, without its newline."""
+    head = b'{"seq":%d,"event_id":%b,"type":%b,"key":%b,"tenant":%b,"emitted_at":%b,"persisted_at":%b' % (
+        record.seq,
+        _encode(record.event_id),
+        _encode(record.type),
+        _encode(record.key),
+        _encode(record.tenant),
+        _encode(record.emitted_at),
+        _encode(record.persisted_at),
+    )
+    return b'%b,"crc":"%08x","event":%b}' % (head, crc32(record.body, crc32(head)), record.body)
+
+
+def unframed(seq: int | None, line: bytes) -> tuple[bytes, bytes]:
+    """A framed line's envelope (without its closing brace), and the model's line. No seq: at whatever place.
+
+    Raises:
+        Damage: what is wrong.
+    """
+    head, _, rest = line.partition(b',"event":')
+    envelope, body = head[:-17], rest[:-1]
+    if head[-17:] != b',"crc":"%08x"' % crc32(body, crc32(envelope)) or not rest.endswith(b"}"):
+        raise Damage(LINE_DAMAGED, "The line does not fit its checksum")
+    if seq is not None and not envelope.startswith(b'{"seq":%d,' % seq):
+        raise Damage(OUT_OF_ORDER, f"The line is not number {seq}")
+    return envelope, body
+
+
+def all_unframed(seq: int, lines: Sequence[bytes]) -> list[bytes] | None:
+    """The models' lines in framed ones, the first of which has that seq; None where one of them is not intact."""
+    bodies = []
+    for number, line in enumerate(lines, seq):
+        head, _, rest = line.partition(b',"event":')
+        envelope, body = head[:-17], rest[:-1]
+        is_intact = head[-17:] == b',"crc":"%08x"' % crc32(body, crc32(envelope)) and rest[-1:] == b"}"
+        if not (is_intact and envelope.startswith(b'{"seq":%d,' % number)):
+            return None
+        bodies.append(body)
+    return bodies
+
+
+def framed_record(stream: str, seq: int, line: bytes) -> Record:
+    """The record in a framed line.
+
+    Raises:
+        Damage: what is wrong.
+    """
+    head, body = unframed(seq, line)
+    try:
+        frame = _frames.decode(head + b"}")
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise Damage(LINE_DAMAGED, f"The frame is no JSON: {error}") from error
+    return Record(
+        stream, seq, frame.event_id, frame.type, frame.key, frame.tenant, frame.emitted_at, frame.persisted_at, body
+    )

@@ -1,0 +1,170 @@
+"""Blobs that nothing refers to any more are collected: mark and sweep, and at any doubt nothing is deleted.
+
+Whoever puts a blob shares a kernel lock on the log until the event that refers to it is stored; whoever stores such an
+event shares it meanwhile. The collector takes it alone, so it never runs into the time between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import chain
+from pathlib import PurePath
+from threading import Lock, get_ident
+
+import msgspec
+
+from runstate.errors import LogBusy
+from runstate.logs import disk as files_door
+from runstate.logs.blobs import Blobs
+from runstate.logs.directories import streams_among
+from runstate.logs.disk import TEMP_SUFFIX, Disk, LockBusy
+from runstate.logs.log import BlobRef, blob_digest, blob_refs
+from runstate.logs.segments.damage import damaged
+from runstate.logs.segments.files import BLOBS, LOCKS, SESSIONS, SessionFiles, lock_in, names_in
+from runstate.logs.segments.verify import examine
+
+
+class Collected(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What a collection has removed, or would remove."""
+
+    removed: list[BlobRef]
+    removed_bytes: int
+    kept: int
+    """Blobs that a session refers to."""
+    sessions: int
+    dry_run: bool
+
+
+class Holds:
+    """The blobs of a log, and this handle's share of the lock that keeps the collector away from new ones."""
+
+    def __init__(self, disk: Disk, root: PurePath) -> None:
+        self.blobs = Blobs(disk, root / BLOBS)
+        self._disk, self._root, self._home = disk, root, root / BLOBS / "sha256"
+        self._put: dict[BlobRef, int] = {}
+        """What was put and is not pinned yet, and by which thread."""
+        self._users = 0
+        self._lock: files_door.Lock | None = None
+        self._gate = Lock()
+
+    def has(self, ref: BlobRef) -> bool:
+        name = blob_digest(ref)
+        return name is not None and self._disk.exists(self._home / name)
+
+    def put(self, data: bytes) -> BlobRef:
+        """Keep a blob, and keep the collector away until this thread's next append, or one that refers to it, is over.
+
+        Raises:
+            LogBusy: the collector is at work.
+        """
+        with self._sharing():
+            ref = self.blobs.put(data)
+            with self._gate:
+                self._put[ref] = get_ident()
+        return ref
+
+    @contextmanager
+    def during(self, refs: Iterable[BlobRef]) -> Iterator[None]:
+        """Store events that refer to these; once that is done, they need no hold any more.
+
+        Raises:
+            LogBusy: the collector is at work.
+        """
+        stored = list(refs)
+        if not stored:
+            yield
+            return
+        with self._sharing():
+            yield
+            with self._gate:
+                for ref in stored:
+                    self._put.pop(ref, None)
+
+    def appended(self) -> None:
+        """This thread's append is over: what it has put before is referred to by now, or by nothing."""
+        if self._put:
+            with self._gate:
+                me = get_ident()
+                self._put = {ref: thread for ref, thread in self._put.items() if thread != me}
+                self._let_go()
+
+    def release(self) -> None:
+        with self._gate:
+            self._put.clear()
+            self._let_go()
+
+    @contextmanager
+    def _sharing(self) -> Iterator[None]:
+        with self._gate:
+            if self._lock is None:
+                self._lock = _lock(self._disk, self._root, shared=True)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._gate:
+                self._users -= 1
+                self._let_go()
+
+    def _let_go(self) -> None:
+        if self._lock is not None and not self._users and not self._put:
+            lock, self._lock = self._lock, None
+            lock.release()
+
+
+def collect(disk: Disk, root: PurePath, *, dry_run: bool) -> Collected:
+    """Remove the blobs that no session refers to: by a pin, by a line, by anything in its directory.
+
+    Raises:
+        LogBusy: somebody is putting blobs, or storing events that refer to some; nothing was removed.
+        LogDamaged, OSError: a session cannot be read whole; nothing was removed.
+    """
+    lock = _lock(disk, root, shared=False)
+    try:
+        streams = streams_among(names_in(disk, root / SESSIONS), "", None)
+        marked = {ref for stream in streams for ref in _referred(disk, SessionFiles(stream, root))}
+        home = root / BLOBS / "sha256"
+        names = names_in(disk, home)
+        blobs = {name: BlobRef(f"sha256:{name}") for name in names if not name.endswith(TEMP_SUFFIX)}
+        garbage = [name for name, ref in blobs.items() if ref not in marked]
+        size = sum(disk.stamp(home / name)[0] for name in garbage)
+        if not dry_run:
+            # Nobody is putting a blob now, so what is unfinished stays so.
+            for name in (*garbage, *(name for name in names if name.endswith(TEMP_SUFFIX))):
+                disk.remove(home / name)
+            if names:
+                disk.sync_directory(home)
+        return Collected(
+            removed=[blobs[name] for name in garbage],
+            removed_bytes=size,
+            kept=len(blobs) - len(garbage),
+            sessions=len(streams),
+            dry_run=dry_run,
+        )
+    finally:
+        lock.release()
+
+
+def _referred(disk: Disk, files: SessionFiles) -> set[BlobRef]:
+    """What a session refers to, its evidence of damage and its unfinished appends included."""
+    found: set[BlobRef] = set()
+    manifest, spot = examine(
+        disk, files, lambda _, first, lines: found.update(chain.from_iterable(map(blob_refs, lines)))
+    )
+    if spot is not None:
+        raise damaged(files.stream, spot)
+    found.update(manifest.pins)
+    for directory in (files.home, files.events):
+        for name in names_in(disk, directory):
+            with suppress(IsADirectoryError, FileNotFoundError):  # One that was merged meanwhile was read above.
+                found.update(blob_refs(disk.read(directory / name)))
+    return found
+
+
+def _lock(disk: Disk, root: PurePath, *, shared: bool) -> files_door.Lock:
+    try:
+        return lock_in(disk, root / LOCKS / ".blobs", shared=shared)
+    except LockBusy as busy:
+        message = "Blobs are being collected; try again" if shared else "Blobs are being put to use; try again"
+        raise LogBusy(message, path=str(root)) from busy

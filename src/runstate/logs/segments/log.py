@@ -1,0 +1,372 @@
+"""The port over a directory of sessions: segments under a manifest, one writer per session, readers never blocked.
+
+The append authority is the session's kernel lock, taken for each append. Files are reached through `Disk` alone. There
+is no order across sessions, so there is no feed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import chain
+from pathlib import Path, PurePath
+from threading import Lock
+from urllib.parse import parse_qsl
+
+from runstate.errors import InvalidUrl, StreamNotFound
+from runstate.logs.adoption import check_records
+from runstate.logs.directories import prepare_root, remove_tree, streams_among, translated
+from runstate.logs.disk import TEMP_SUFFIX, Disk, RealDisk
+from runstate.logs.handle import Handle
+from runstate.logs.log import (
+    AppendResult,
+    BlobRef,
+    Capability,
+    FeedPage,
+    Finding,
+    Head,
+    Position,
+    Record,
+    StoredSnapshot,
+    StreamInfo,
+    check_expected,
+    check_limit,
+    refuse,
+)
+from runstate.logs.segments.collection import Collected, Holds, collect
+from runstate.logs.segments.compaction import Limits
+from runstate.logs.segments.damage import damage_finding
+from runstate.logs.segments.files import SESSIONS, SessionFiles, names_in
+from runstate.logs.segments.reading import Reader, Recent
+from runstate.logs.segments.recovery import cut_back, settle
+from runstate.logs.segments.session import Session
+from runstate.logs.segments.snapshots import Kept, read_snapshot, write_snapshot
+from runstate.logs.segments.verify import examine, verify_session
+from runstate.models.model import Draft, check_stream
+
+sessions_max = 128
+"""Sessions that are kept in mind at once; beyond it, the one that was used longest ago is forgotten."""
+_events_guessed = 50
+"""In a session whose manifest nobody has looked at."""
+_tombstone = ".deleted"
+_seq_max = 2**63 - 1
+_bounds = {"segment_events_max": (2, 1_000_000), "segment_bytes_max": (1024, 1024 * 1024 * 1024)}
+
+
+def open_url(url: str, *, create: bool = True) -> SegmentsLog:
+    """`segments:DIR`, with `?segment_events_max=N&segment_bytes_max=N` for what a merged segment holds at most."""
+    path, _, query = url.removeprefix("segments:").removeprefix("//").partition("?")
+    if not path or "\0" in path:
+        raise InvalidUrl(f"{url[:80]!r} names no directory: write segments:DIR")
+    options: dict[str, int] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        low, high = _bounds.get(name, (1, 0))
+        number = int(value) if value.isascii() and value.isdecimal() and len(value) < 20 else -1
+        if not low <= number <= high:
+            known = ", ".join(f"{option} ({least} to {most})" for option, (least, most) in _bounds.items())
+            raise InvalidUrl(f"{name[:40]}={value[:40]} is no option of this log. There are: {known}")
+        options[name] = number
+    return SegmentsLog(Path(path), create=create, limits=Limits(**options))
+
+
+class SegmentsLog(Handle):
+    """A directory of sessions. Threads may share it; another process may append to the same sessions, in turn."""
+
+    capabilities = frozenset(Capability) - {Capability.MULTI_PROCESS, Capability.FEED}
+
+    def __init__(
+        self, root: PurePath, *, create: bool = True, disk: Disk | None = None, limits: Limits | None = None
+    ) -> None:
+        """Open a directory, and make it if it is not there.
+
+        Raises:
+            LogNotFound: it is not there, and `create` is false.
+            NotALog: a file is there.
+            LogFailed: it cannot be made: no such directory above it, no permission.
+        """
+        super().__init__()
+        self.root = root
+        self.recoveries: list[Finding] = []
+        """What opening sessions for writing has cut off: one warning for each torn tail."""
+        self._disk: Disk = disk or RealDisk()
+        self._limits = limits or Limits()
+        self._holds = Holds(self._disk, root)
+        self._recent = Recent()
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._gate = Lock()
+        self._swept = False
+        self._settled = prepare_root(self._disk, root, create)
+
+    # --- events --------------------------------------------------------------------------------------------
+
+    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
+        check_stream(stream)
+        self._check_open()
+        if not drafts:
+            return []
+        with self._turn(stream) as session:
+            results = session.append(drafts, expected_seq)
+        self._holds.appended()
+        return results
+
+    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+        check_stream(stream)
+        self._check_open()
+        check_records(stream, records)
+        if not records:
+            return 0
+        with self._turn(stream) as session:
+            adopted = session.adopt(records)
+        self._holds.appended()
+        return adopted
+
+    def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
+        check_limit(limit)
+        reader = self._reader(stream)
+        with translated():
+            return list(reader.records(max(0, min(after_seq, _seq_max)), min(limit, _seq_max)))
+
+    def lines(self, stream: str, *, after_seq: int = 0, until_seq: int | None = None) -> Iterator[bytes]:
+        check_stream(stream)
+        return chain.from_iterable(self._bodies(stream, max(0, min(after_seq, _seq_max)), until_seq))
+
+    def _bodies(self, stream: str, after_seq: int, until_seq: int | None) -> Iterator[Sequence[bytes]]:
+        reader = self._reader(stream)
+        with translated():
+            yield from reader.bodies(after_seq, until_seq)
+
+    def find(self, stream: str, key: str) -> Record | None:
+        session = self._known(stream)
+        with translated():
+            seq = session.seq_of(key)
+            if seq is not None:
+                return next(session.reader.records(seq - 1, 1), None) if seq else None
+            return next((record for record in session.reader.records(0) if record.key == key), None)
+
+    def feed(self, *, after: Position | None = None, limit: int = 1000) -> FeedPage:
+        raise refuse(Capability.FEED, "segments")
+
+    def streams(self, *, after: str = "", limit: int = 1000) -> list[StreamInfo]:
+        check_limit(limit)
+        self._check_open()
+        found: list[StreamInfo] = []
+        for stream in self._names(after):
+            if len(found) >= limit:
+                break
+            if (info := self.stream(stream)) is not None:
+                found.append(info)
+        return found
+
+    def stream(self, stream: str) -> StreamInfo | None:
+        reader = self._reader(stream)
+        with translated():
+            return reader.info()
+
+    def heads(self, *, after: str = "", until: str | None = None, versions: bool = True) -> Iterator[Head]:
+        self._check_open()
+        for stream in self._names(after, until):
+            if not versions:
+                yield Head(stream, _events_guessed, "")
+                continue
+            reader = self._reader(stream)
+            with translated():
+                events = reader.look().events
+            yield Head(stream, events, reader.version or "gone", events)
+
+    # --- snapshots -----------------------------------------------------------------------------------------
+
+    def load_snapshot(self, stream: str, model: str) -> StoredSnapshot | None:
+        reader = self._reader(stream)
+        with translated():
+            found = read_snapshot(self._disk, reader.files, model)
+            # One that was saved when there were more events than there are now is of another history.
+            return found.snapshot if found is not None and found.events <= reader.look().events else None
+
+    def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
+        check_stream(stream)
+        self._check_open()
+        with self._turn(stream) as session, session.locked():
+            self._check_exists(session)
+            kept = self.load_snapshot(stream, snapshot.model)
+            if kept is not None and kept.version == snapshot.version and kept.seq > snapshot.seq:
+                return
+            write_snapshot(self._disk, session.files, Kept(snapshot, session.reader.look().events))
+
+    # --- the whole stream ----------------------------------------------------------------------------------
+
+    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
+        check_stream(stream)
+        self._check_open()
+        self._sweep()
+        with self._turn(stream) as session, session.locked():
+            self._check_exists(session)
+            if expected_seq is not None:
+                check_expected(stream, session.load().events, expected_seq)
+            home, sessions = session.files.home, session.files.home.parent
+            tombstone = self._disk.temp_name(sessions / _tombstone)
+            session.forget()
+            self._disk.rename(home, tombstone)
+            self._disk.sync_directory(sessions)
+            with suppress(OSError):  # What cannot be removed now is swept up by a later deletion.
+                remove_tree(self._disk, tombstone)
+            # Whoever has opened the lock's file meanwhile finds it unlinked, and tries again with a new one.
+            with suppress(OSError):
+                self._disk.remove(session.files.lock)
+
+    def verify(self, stream: str | None = None) -> Iterator[Finding]:
+        if stream is not None:
+            check_stream(stream)
+        self._check_open()
+        for name in self._names("") if stream is None else [stream]:
+            with translated():
+                yield from verify_session(self._disk, SessionFiles(name, self.root), self._holds.has)
+        if stream is None:
+            yield from self.verify_rest()
+
+    def verify_rest(self) -> Iterator[Finding]:
+        self._check_open()
+        with translated():
+            yield from self._holds.blobs.verify()
+
+    def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
+        check_stream(stream)
+        self._check_open()
+        files = SessionFiles(stream, self.root)
+        with translated():
+            if not names_in(self._disk, files.home):
+                raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+            if dry_run:
+                _, spot = examine(self._disk, files)
+                return [] if spot is None else [damage_finding(stream, spot)]
+        with self._turn(stream) as session, session.locked():
+            manifest, spot = examine(self._disk, files)
+            session.forget()
+            findings = [] if spot is None else [cut_back(self._disk, files, manifest, spot)]
+            session.reader.look()
+            settle(session.reader, findings)
+            self.recoveries += findings
+            return findings
+
+    def compact(self, stream: str) -> int:
+        """Merge a session's small segments into larger ones; how many segments are fewer.
+
+        Raises:
+            StreamNotFound: there is no such stream.
+            LogBusy: another writer holds it.
+            LogDamaged: it is damaged; nothing was touched.
+            LogFull, LogFailed, AppendOutcomeUnknown: every event is where it was, or in a merged segment.
+        """
+        check_stream(stream)
+        self._check_open()
+        with self._turn(stream) as session, session.locked():
+            self._check_exists(session)
+            session.load()
+            return session.compact()
+
+    # --- blobs ---------------------------------------------------------------------------------------------
+
+    def put_blob(self, data: bytes) -> BlobRef:
+        """Keep bytes under their digest. It is safe from `gc` until this thread's next append, which should name it.
+
+        Raises:
+            LogBusy: blobs are being collected; try again.
+        """
+        self._check_open()
+        with translated():
+            return self._holds.put(bytes(data))
+
+    def get_blob(self, ref: BlobRef) -> bytes:
+        self._check_open()
+        with translated():
+            return self._holds.blobs.get(ref)
+
+    def gc(self, *, dry_run: bool = False) -> Collected:
+        """Remove the blobs that no session refers to any more. At any doubt, nothing is removed.
+
+        Raises:
+            LogBusy: somebody has put blobs and not yet appended what refers to them.
+            LogDamaged: a session is damaged; repair it, or delete it.
+        """
+        self._check_open()
+        with translated():
+            return collect(self._disk, self.root, dry_run=dry_run)
+
+    # --- open and closed -----------------------------------------------------------------------------------
+
+    def _release(self) -> None:
+        for session in list(self._sessions.values()):
+            with session.turn:  # Whoever has it finishes; whoever comes next finds the log closed.
+                session.forget()
+        self._holds.release()
+
+    def _check_exists(self, session: Session) -> None:
+        view = session.reader.look()
+        if not view.events and view.damage is None:
+            stream = session.files.stream
+            raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+
+    # --- how -----------------------------------------------------------------------------------------------
+
+    def _names(self, after: str, until: str | None = None) -> list[str]:
+        with translated():
+            return streams_among(names_in(self._disk, self.root / SESSIONS), after, until)
+
+    def _reader(self, stream: str) -> Reader:
+        return self._known(stream).reader
+
+    def _known(self, stream: str) -> Session:
+        check_stream(stream)
+        self._check_open()
+        with self._gate:
+            return self._session(stream)
+
+    def _session(self, stream: str) -> Session:
+        """A session as this handle knows it. The caller holds the gate."""
+        session = self._sessions.get(stream)
+        if session is None:
+            files = SessionFiles(stream, self.root)
+            session = Session(self._disk, files, self._recent, self._holds, self._limits, self.recoveries)
+            self._sessions[stream] = session
+            if len(self._sessions) > sessions_max:
+                idle = next(
+                    (name for name, other in self._sessions.items() if not other.users and other is not session), None
+                )
+                if idle is not None:
+                    del self._sessions[idle]
+        self._sessions.move_to_end(stream)
+        return session
+
+    @contextmanager
+    def _turn(self, stream: str) -> Iterator[Session]:
+        """A session that nobody else in this process changes meanwhile."""
+        with translated():
+            with self._gate:
+                session = self._session(stream)
+                session.users += 1
+            try:
+                with session.turn:
+                    self._check_open()
+                    self._settle_root()
+                    yield session
+            finally:
+                with self._gate:
+                    session.users -= 1
+
+    def _settle_root(self) -> None:
+        if not self._settled:
+            # Whoever made this directory may have been killed before its name was sure.
+            with suppress(PermissionError):
+                self._disk.sync_directory(self.root.parent)
+            self._settled = True
+
+    def _sweep(self) -> None:
+        """Finish, once, what deletions of processes that were killed have left."""
+        if self._swept:
+            return
+        self._swept = True
+        with translated():
+            sessions = self.root / SESSIONS
+            for name in names_in(self._disk, sessions):
+                if name.startswith(_tombstone) and name.endswith(TEMP_SUFFIX):
+                    remove_tree(self._disk, sessions / name)

@@ -1,0 +1,175 @@
+"""What a crash has left, and what damage has left: the one is cleared away by the next writer, the other by `repair`.
+
+A segment without its line in the manifest never happened. Since the line of one segment is durable before the next one
+is begun, a crash leaves at most the one that would come next; a later one shows that lines are missing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Literal
+
+from runstate.logs.disk import TEMP_SUFFIX, Disk, replace_durably, write_new
+from runstate.logs.log import Finding
+from runstate.logs.segments.damage import MANIFEST_CUT, Spot, damage_finding, damaged
+from runstate.logs.segments.files import MANIFEST, SessionFiles, names_in, span_of
+from runstate.logs.segments.manifest import Manifest
+from runstate.logs.segments.reading import Reader, in_merged, read_segment
+from runstate.logs.segments.snapshots import read_snapshot, snapshot_models
+
+logger = logging.getLogger("runstate.logs.segments")
+TORN_TAIL = "log.torn_tail"
+
+Stray = Literal["unfinished", "merged", "beyond", "odd"]
+"""A segment's file that the manifest does not name: of an append that never happened, of a merge (its events stand in
+another file), of lines that the manifest has lost, or none of these."""
+
+
+def strays(names: Sequence[str], manifest: Manifest) -> Iterator[tuple[str, Stray]]:
+    """The files of segments that the manifest does not name, among those that there were before it was read."""
+    standing = {segment.name for segment in manifest.segments}
+    firsts = {segment.first for segment in manifest.closed}
+    lasts = {segment.last for segment in manifest.closed}
+    for name in names:
+        if name in standing or (span := span_of(name)) is None:
+            continue
+        first, last = span
+        if first > manifest.events:
+            yield name, "beyond"
+        elif first == manifest.events or (first in firsts and last >= manifest.events):
+            yield name, "unfinished"
+        else:
+            yield name, "merged" if first in firsts and last in lasts else "odd"
+
+
+def cut_short(names: Sequence[str], manifest: Manifest) -> Spot | None:
+    """Whether the manifest has lost lines that it once had."""
+    beyond = [name for name, kind in strays(names, manifest) if kind == "beyond"]
+    if not beyond:
+        return None
+    message = f"The manifest ends before event {manifest.events}, and there is {beyond[0]}: lines of it are missing"
+    return Spot(MANIFEST_CUT, message, manifest.events, MANIFEST, manifest.end)
+
+
+# --- after a crash -------------------------------------------------------------------------------------------
+
+
+def settle(reader: Reader, report: list[Finding]) -> None:
+    """Make sure of everything that can be seen, and clear away the rest. The caller holds the session's lock.
+
+    A process that was killed may have left lines that it never flushed, and a retry is about to be told that they are
+    stored.
+
+    Raises:
+        LogDamaged: the manifest has lost lines; nothing was touched.
+        OSError: nothing that was acknowledged is lost.
+    """
+    disk, files, manifest = reader.disk, reader.files, reader.manifest
+    if (spot := cut_short(names_in(disk, files.events), manifest)) is not None:
+        raise damaged(files.stream, spot)
+    if reader.version:
+        with closing(disk.open(files.manifest)) as file:
+            if manifest.torn_bytes:
+                if manifest.is_terminated:
+                    report.append(_keep_torn(disk, files, manifest, file.read_at(manifest.end, manifest.torn_bytes)))
+                file.truncate(manifest.end)
+            if not manifest.is_terminated:
+                file.append(b"\n")
+            file.sync()
+        for directory in (files.home, files.home.parent, files.root):
+            disk.sync_directory(directory)
+    _remove_strays(reader)
+
+
+def _keep_torn(disk: Disk, files: SessionFiles, manifest: Manifest, tail: bytes) -> Finding:
+    evidence = files.home / f"{MANIFEST}.torn-{_free_number(disk, files, 'torn')}"
+    write_new(disk, evidence, tail)
+    disk.sync_directory(files.home)
+    finding = Finding(
+        code=TORN_TAIL,
+        message=f"{len(tail)} bytes of an unfinished append were cut off and are kept in {evidence.name}",
+        severity="warning",
+        stream=files.stream,
+        seq=manifest.events + 1,
+        details={"offset": manifest.end, "bytes": len(tail), "evidence": str(evidence), "intact": manifest.events},
+    )
+    logger.warning("%s: %s", files.stream, finding.message)
+    return finding
+
+
+def _remove_strays(reader: Reader) -> None:
+    disk, files, manifest = reader.disk, reader.files, reader.manifest
+    for name, kind in strays(names_in(disk, files.events), manifest):
+        if kind in ("unfinished", "merged") and _stands_elsewhere(reader, name):
+            disk.remove(files.events / name)
+    for directory in (files.events, files.home):
+        for name in names_in(disk, directory):
+            if name.endswith(TEMP_SUFFIX):
+                disk.remove(directory / name)
+
+
+def _stands_elsewhere(reader: Reader, name: str) -> bool:
+    """Whether the segments that stand in a file's place are intact. Else it may be the last copy of their events."""
+    first, last = span_of(name) or (0, 0)
+    for segment in reader.manifest.segments:
+        if segment.last < first or last < segment.first:
+            continue
+        try:
+            if isinstance(read_segment(reader.disk, reader.files, segment), Spot):
+                return False
+        except FileNotFoundError:
+            return False
+    return True
+
+
+# --- after damage --------------------------------------------------------------------------------------------
+
+
+def cut_back(disk: Disk, files: SessionFiles, manifest: Manifest, spot: Spot) -> Finding:
+    """Keep what is damaged and all behind it as evidence, and go on from the last segment before it.
+
+    The caller holds the session's lock. Whatever fails, the session is as damaged as before, or repaired.
+    """
+    kept = [segment for segment in manifest.segments if segment.last < spot.intact]
+    suffix = f".damaged-{_free_number(disk, files, 'damaged')}"
+    finding = damage_finding(files.stream, spot)
+    evidence = files.home / f"{MANIFEST}{suffix}"
+    if disk.exists(files.manifest):
+        write_new(disk, evidence, disk.read(files.manifest))
+        disk.sync_directory(files.home)
+        finding.details["evidence"] = str(evidence)
+    # What is kept stands in files of its own, not in one that a damaged line may have told of.
+    for segment in kept:
+        if not disk.exists(files.events / segment.name):
+            data = in_merged(disk, files, kept, segment)
+            if data is not None:
+                replace_durably(disk, files.events / segment.name, data)
+    # Segments next: were the manifest cut first, the one behind its end would pass for an append that never happened.
+    standing = {segment.name for segment in kept}
+    for name in names_in(disk, files.events):
+        if span_of(name) is not None and name not in standing:
+            disk.rename(files.events / name, files.events / f"{name}{suffix}")
+    if disk.exists(files.events):
+        disk.sync_directory(files.events)
+    _remove_snapshots_behind(disk, files, kept[-1].last + 1 if kept else 0)
+    pins = [pin for pin in manifest.pins.values() if kept and pin.index <= kept[-1].last]
+    replace_durably(disk, files.manifest, Manifest().written([*kept, *pins]))
+    logger.warning("%s: %s. What was kept: *%s", files.stream, finding.message, suffix)
+    return finding
+
+
+def _remove_snapshots_behind(disk: Disk, files: SessionFiles, events: int) -> None:
+    """Snapshots of events that are cut off must not be believed when others have come in their place."""
+    for model in snapshot_models(disk, files):
+        found = read_snapshot(disk, files, model)
+        if found is None or found.events > events:
+            disk.remove(files.snapshot(model))
+    disk.sync_directory(files.home)
+
+
+def _free_number(disk: Disk, files: SessionFiles, word: str) -> int:
+    """A number that no evidence in this session has, so that none is overwritten."""
+    taken = {name.rpartition(f".{word}-")[2] for path in (files.home, files.events) for name in names_in(disk, path)}
+    return next(number for number in range(1, len(taken) + 2) if str(number) not in taken)

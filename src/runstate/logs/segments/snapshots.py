@@ -1,0 +1,53 @@
+"""A model's snapshot of a session, in a file of its own: a sealed line that tells what it is, then its bytes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from runstate.logs.disk import Disk, replace_durably
+from runstate.logs.log import StoredSnapshot
+from runstate.logs.sealed import sealed, unsealed
+from runstate.logs.segments.files import SessionFiles, model_of
+from runstate.models.canonical import digest
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A snapshot on file, and how many events its session had when it was saved."""
+
+    snapshot: StoredSnapshot
+    events: int
+
+
+class _Label(msgspec.Struct, frozen=True):
+    model: str
+    version: int
+    seq: int
+    digest: str
+    events: int
+
+
+def read_snapshot(disk: Disk, files: SessionFiles, model: str) -> Kept | None:
+    """What is in a model's file; None where there is none, or something else."""
+    try:
+        head, _, body = disk.read(files.snapshot(model)).partition(b"\n")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    label = unsealed(head + b"\n", _Label)
+    if label is None or (label.model, label.digest) != (model, digest(body)):
+        return None
+    return Kept(StoredSnapshot(model, label.version, label.seq, label.digest, body), label.events)
+
+
+def write_snapshot(disk: Disk, files: SessionFiles, kept: Kept) -> None:
+    """
+    Raises:
+        OSError: the old one is still there.
+    """
+    new = kept.snapshot
+    label = _Label(new.model, new.version, new.seq, digest(new.body), kept.events)
+    replace_durably(disk, files.snapshot(new.model), sealed(label) + new.body)
+
+
+def snapshot_models(disk: Disk, files: SessionFiles) -> list[str]:
+    """The models that have a file in a session's directory."""
+    return [model for name in disk.names(files.home) if (model := model_of(name)) is not None]
