@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Iterable
 from threading import Lock
 
 import msgspec
@@ -20,9 +21,19 @@ class AlertBook:
     """Every alert passes through here. Raising one that is open does nothing; clearing it makes it new again."""
 
     def __init__(self, sink: AlertSink | None = None) -> None:
-        self._sink = sink or _to_log
+        self._sink = sink or log_alert
+        self._cleared: AlertSink | None = None
         self._lock = Lock()
         self._open: OrderedDict[str, Alert] = OrderedDict()
+
+    def tell(self, raised: AlertSink, cleared: AlertSink, known: Iterable[Alert] = ()) -> None:
+        """From now on, tell these of each alert that is new, and of each that was open and is no longer.
+
+        Those that are `known` are open already.
+        """
+        self._sink, self._cleared = raised, cleared
+        with self._lock:
+            self._open.update((alert.alert_id, alert) for alert in known)
 
     def raise_once(self, alert: Alert) -> None:
         with self._lock:
@@ -36,7 +47,10 @@ class AlertBook:
     def clear(self, alert_id: str) -> bool:
         """Close an alert; True when it was open."""
         with self._lock:
-            return self._open.pop(alert_id, None) is not None
+            found = self._open.pop(alert_id, None)
+        if found is not None and self._cleared is not None:
+            self._cleared(found)
+        return found is not None
 
     def active(self) -> list[Alert]:
         """What is open, oldest first."""
@@ -44,5 +58,5 @@ class AlertBook:
             return list(self._open.values())
 
 
-def _to_log(alert: Alert) -> None:
+def log_alert(alert: Alert) -> None:
     _logger.warning("%s", msgspec.json.encode(alert).decode())

@@ -16,8 +16,9 @@ from typing import Any, Literal
 import msgspec
 
 from runstate.errors import RunstateError
-from runstate.logs.log import Position, Record
+from runstate.logs.log import Position, Record, now
 from runstate.models.model import Alert
+from runstate.sinks import Projected, Sink, StoreSink
 from runstate.store import Store
 
 lag_normal_s = 1.0
@@ -28,7 +29,7 @@ lag_resync_s = 10.0
 """Events older than this are not applied one by one: their stream is read from the log to its end."""
 
 _states_max = 10_000
-"""States held in memory; a stream whose state was let go starts again from its snapshot on file."""
+"""States held in memory; a stream whose state was let go starts again from its row in the sink."""
 
 
 class Projection(msgspec.Struct, rename="camel"):
@@ -56,55 +57,66 @@ class Projector:
         self,
         store: Store[Any, Any, Any],
         *,
+        sink: Sink | None = None,
         after: Position | None = None,
         page_events: int = 1000,
+        name: str = "projector",
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
+        """`sink` is where snapshots go: by default to the log itself. `name` tells alerts about the lag apart."""
         self._store, self._page_events, self._clock = store, page_events, clock
+        self._lag_high = Alert(
+            code="PROJECTOR_LAG_HIGH", level="P2", subject=name, details={"thresholdSeconds": lag_high_s}
+        )
+        self._sink = StoreSink(store.log, store.model.name) if sink is None else sink
         self._projections: dict[str, Projection] = {}
         self._states: OrderedDict[str, Any] = OrderedDict()
+        self._changed: dict[str, None] = {}
+        """Streams of which the sink does not know all yet, in the order in which they changed."""
         self._caught_up_at = clock()
         self.position = after
         """Where the feed is read next. Keep it, to go on from here in another process."""
         self.lag_s = 0.0
         """The age of the oldest event that is not projected yet, when last measured."""
+        self.events = self.resyncs = 0
+        """How many have been taken in, and how often a stream was read again, since this projector was made."""
+
+    # --- taking in -----------------------------------------------------------------------------------------
 
     def poll(self) -> int:
         """Project the next page of the feed, and whatever is STALE. Returns how many events came."""
         page = self._store.log.feed(after=self.position, limit=self._page_events)
-        by_stream: dict[str, list[Record]] = {}
-        for record in page.records:
-            by_stream.setdefault(record.stream, []).append(record)
-        for stream, records in by_stream.items():
-            self.observe(stream, records)
-        self.sweep()
+        self.project(page.records)
         self.position = page.next
         self.heartbeat()
         return len(page.records)
 
-    def run(self, stop: threading.Event, *, interval_s: float = 0.2) -> None:
-        """Poll until told to stop. A log that is away for a while is waited for, and the lag says how long."""
-        while not stop.is_set():
-            try:
-                events = self.poll()
-            except RunstateError as error:
-                if not error.retryable:
-                    raise
-                events = 0
-                self._measured((self._clock() - self._caught_up_at).total_seconds())
-            if events == 0:
-                stop.wait(interval_s)
+    def project(self, records: Iterable[Record]) -> None:
+        """Take in a stretch of the feed, and resync whatever is STALE. Once this returns, the sink has all of it."""
+        by_stream: dict[str, list[Record]] = {}
+        for record in records:
+            by_stream.setdefault(record.stream, []).append(record)
+        for stream, found in by_stream.items():
+            self._observe(stream, found)
+        self.sweep()
+        self._flush()
+        self.events += sum(map(len, by_stream.values()))
 
     def observe(self, stream: str, records: Iterable[Record]) -> None:
         """Take in what one fetch gave of a stream: ascending, perhaps with gaps, perhaps late, perhaps known."""
+        self._observe(stream, records)
+        self._flush()
+
+    def _observe(self, stream: str, records: Iterable[Record]) -> None:
         projection = self.projection(stream)
         fresh: list[Record] = []
         for record in records:
             projection.observed = max(projection.observed, record.seq)
             following = projection.watermark + len(fresh) + 1
             if record.seq == 1 and projection.born != record.persisted_at:
-                projection.late = projection.watermark > 0
-                projection.status = "STALE" if projection.late else projection.status
+                if projection.watermark > 0:
+                    self._begin_again(projection)
+                    projection.status = "STALE"
                 projection.born, projection.observed = record.persisted_at, 1
             if projection.status == "STALE":
                 continue  # The resync reads all of it from the log.
@@ -121,11 +133,32 @@ class Projector:
                 fresh.append(record)
         if fresh:
             self._apply(projection, [record.body for record in fresh], fresh[-1].seq)
+        if projection.status == "STALE":
+            self._changed[stream] = None
 
     def sweep(self) -> None:
         """Resync every STALE stream, also those of which nothing new arrives."""
-        for projection in [p for p in self._projections.values() if p.status == "STALE"]:
+        stale = [projection for projection in self._projections.values() if projection.status == "STALE"]
+        if stale:
+            self._flush()  # Whoever reads a snapshot meanwhile shall see that it is STALE.
+        for projection in stale:
             self._resync(projection)
+        self._flush()
+
+    def run(self, stop: threading.Event, *, interval_s: float = 0.2) -> None:
+        """Poll until told to stop. A log or a sink that is away for a while is waited for; the lag says how long."""
+        while not stop.is_set():
+            try:
+                events = self.poll()
+            except RunstateError as error:
+                if not error.retryable:
+                    raise
+                events = 0
+                self.waited()
+            if events == 0:
+                stop.wait(interval_s)
+
+    # --- lag -----------------------------------------------------------------------------------------------
 
     def heartbeat(self) -> float:
         """Measure the lag, also when nothing moves. `PROJECTOR_LAG_HIGH` is raised once, and cleared."""
@@ -134,77 +167,126 @@ class Projector:
             self._caught_up_at = self._clock()
         return self._measured(self._age_s(waiting[0]) if waiting else 0.0)
 
-    def projection(self, stream: str) -> Projection:
-        """How far a stream has been projected; one not seen before starts from its snapshot on file."""
-        found = self._projections.get(stream)
-        if found is None:
-            found = self._projections[stream] = Projection(stream)
-            self._restore(found)
-        return found
-
-    def _restore(self, projection: Projection) -> None:
-        stored = self._store.snapshots.stored(projection.stream)
-        if stored is None:
-            self._states[projection.stream] = self._store.model.initial(projection.stream)
-            return
-        self._states[projection.stream] = self._store.model.load(stored.body)
-        # How many events are in it, nobody wrote down. None is the safe guess: at worst a stream is read again.
-        projection.watermark = projection.observed = stored.seq
-        info = self._store.log.stream(projection.stream)
-        projection.born = "" if info is None else info.first_persisted_at
-
-    def _apply(self, projection: Projection, lines: list[bytes], watermark: int) -> None:
-        stream = projection.stream
-        try:
-            # Taken out while it is folded: should that fail half way, nobody goes on with half a state.
-            state = self._store.model.fold(self._states.pop(stream), lines, self._store.alerts.raise_once)
-            self._store.snapshots.keep(stream, state, watermark)
-        except BaseException:
-            self._projections.pop(stream, None)
-            raise
-        projection.watermark = watermark
-        projection.applied += len(lines)
-        self._states[stream] = state
-        self._let_go()
-
-    def _resync(self, projection: Projection) -> None:
-        """Read the stream from the log to its end: what is missing, or all of it when something came late."""
-        stream = projection.stream
-        if self._store.log.stream(stream) is None:
-            # Deleted in mid-flight: there is nothing left to project.
-            del self._projections[stream]
-            self._states.pop(stream, None)
-            return
-        if projection.late or stream not in self._states:
-            self._states[stream] = self._store.model.initial(stream)
-            projection.watermark = projection.applied = 0
-        projection.resyncs += 1
-        while page := self._store.log.read(stream, after_seq=projection.watermark, limit=self._page_events):
-            self._apply(projection, [record.body for record in page], page[-1].seq)
-        if projection.watermark >= projection.observed:
-            projection.status, projection.late = "LIVE", False
-
-    def _let_go(self) -> None:
-        """Bound the memory: the streams not touched for longest start again from their snapshots on file."""
-        while len(self._states) > _states_max:
-            stream, _ = self._states.popitem(last=False)
-            if self._projections[stream].status == "LIVE":
-                del self._projections[stream]
+    def waited(self) -> float:
+        """The lag where the log does not answer: nobody knows better than how long ago all was projected."""
+        return self._measured((self._clock() - self._caught_up_at).total_seconds())
 
     def _measured(self, lag_s: float) -> float:
         self.lag_s = lag_s
         if lag_s > lag_high_s:
-            self._store.alerts.raise_once(_lag_high)
+            self._store.alerts.raise_once(self._lag_high)
         elif lag_s <= lag_normal_s:
-            self._store.alerts.clear(_lag_high.alert_id)
+            self._store.alerts.clear(self._lag_high.alert_id)
         return lag_s
 
     def _age_s(self, record: Record) -> float:
         """How long ago a record was stored; a clock that was set back makes it zero, never negative."""
         return max(0.0, (self._clock() - datetime.fromisoformat(record.persisted_at)).total_seconds())
 
+    # --- one stream ----------------------------------------------------------------------------------------
 
-_lag_high = Alert(code="PROJECTOR_LAG_HIGH", level="P2", subject="projector", details={"thresholdSeconds": lag_high_s})
+    def projection(self, stream: str) -> Projection:
+        """How far a stream has been projected; one not seen before starts from its row in the sink."""
+        found = self._projections.get(stream)
+        if found is None:
+            found = self._projections[stream] = Projection(stream)
+            self._restore(found)
+        return found
+
+    def stale(self) -> list[str]:
+        """The streams that wait for a resync."""
+        return [projection.stream for projection in self._projections.values() if projection.status == "STALE"]
+
+    def _restore(self, projection: Projection) -> None:
+        model, row = self._store.model, self._sink.load(projection.stream)
+        if row is None or row.version != model.version:
+            self._states[projection.stream] = model.initial(projection.stream)
+            return
+        self._states[projection.stream] = model.load(row.body)
+        projection.watermark, projection.applied, projection.born = row.last_event_seq, row.applied, row.born
+        projection.observed, projection.status = row.observed, "STALE" if row.stale else "LIVE"
+
+    def _apply(self, projection: Projection, lines: list[bytes], watermark: int) -> None:
+        stream = projection.stream
+        try:
+            # Taken out while it is folded: should that fail half way, nobody goes on with half a state.
+            state = self._store.model.fold(self._states.pop(stream), lines, self._store.alerts.raise_once)
+        except BaseException:
+            self._forget(stream)
+            raise
+        projection.watermark = watermark
+        projection.applied += len(lines)
+        self._states[stream] = state
+        self._changed[stream] = None
+
+    def _resync(self, projection: Projection) -> None:
+        """Read the stream from the log to its end: what is missing, or all of it when something came late."""
+        stream = projection.stream
+        if self._store.log.stream(stream) is None:
+            # Deleted in mid-flight: there is nothing left to project.
+            self._forget(stream)
+            self._sink.drop(stream)
+            return
+        if projection.late or stream not in self._states:
+            self._begin_again(projection)
+        projection.resyncs += 1
+        self.resyncs += 1
+        while page := self._store.log.read(stream, after_seq=projection.watermark, limit=self._page_events):
+            self._apply(projection, [record.body for record in page], page[-1].seq)
+        if projection.watermark >= projection.observed:
+            projection.status, projection.late = "LIVE", False
+            self._changed[stream] = None
+
+    def _begin_again(self, projection: Projection) -> None:
+        self._states[projection.stream] = self._store.model.initial(projection.stream)
+        projection.watermark = projection.applied = 0
+
+    # --- giving out ----------------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        """Hand to the sink what has changed. Should it refuse, what it has is where these streams go on from."""
+        # Before its first event there is nothing to keep of a stream.
+        changed = [s for s in self._changed if s in self._states and self._projections[s].watermark]
+        self._changed.clear()
+        try:
+            if changed:
+                self._sink.keep([self._row(self._projections[stream]) for stream in changed])
+        except BaseException:
+            for stream in changed:
+                self._forget(stream)
+            raise
+        self._let_go(changed)
+
+    def _row(self, projection: Projection) -> Projected:
+        model, state = self._store.model, self._states[projection.stream]
+        return Projected(
+            stream=projection.stream,
+            model=model.name,
+            version=model.version,
+            last_event_seq=projection.watermark,
+            applied=projection.applied,
+            observed=projection.observed,
+            born=projection.born,
+            status=model.status(state),
+            stale=projection.status == "STALE",
+            projected_at=now(),
+            body=model.dump(state),
+        )
+
+    def _let_go(self, changed: Iterable[str]) -> None:
+        """Bound the memory: streams that are over, or not touched for longest, start again from their rows."""
+        for stream in changed:
+            if self._projections[stream].status == "LIVE" and self._store.model.is_over(self._states[stream]):
+                self._forget(stream)
+        while len(self._states) > _states_max:
+            stream, _ = self._states.popitem(last=False)
+            if self._projections[stream].status == "LIVE":
+                del self._projections[stream]
+
+    def _forget(self, stream: str) -> None:
+        self._projections.pop(stream, None)
+        self._states.pop(stream, None)
+        self._changed.pop(stream, None)
 
 
 def _gap(record: Record, expected: int) -> Alert:

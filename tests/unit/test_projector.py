@@ -17,6 +17,7 @@ from runstate.logs.memory import MemoryLog
 from runstate.models.engine import ENGINE, EngineModel, RunEventWrite
 from runstate.models.model import Alert
 from runstate.projector import Projector
+from runstate.sinks import Projected, TellingSink
 
 Open = Callable[..., EngineStore]
 Write = Callable[..., RunEventWrite]
@@ -527,10 +528,10 @@ def test_the_lag_is_that_of_the_oldest_event_that_waits(
 
 
 def test_a_stuck_projector_shows_its_lag(lagging: Lagging, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stuck(stream: str, records: Any) -> None:
+    def stuck(records: Any) -> None:
         raise LogBusy()
 
-    monkeypatch.setattr(lagging.projector, "observe", stuck)
+    monkeypatch.setattr(lagging.projector, "project", stuck)
     with pytest.raises(LogBusy):
         lagging.projector.poll()
     assert (lagging.after(7), lagging.open_alerts()) == (7.0, ["PROJECTOR_LAG_HIGH"])
@@ -672,3 +673,73 @@ def test_many_stale_runs_in_little_memory_are_all_resynced(
         gapped.log.place(seq + 10, write("Note", attempt=seq + 10, run="r-1"))
         gapped.projector.poll()
     assert all(gapped.store.snapshots.stored(run) == gapped.store.fresh_snapshot(run) for run in runs)
+
+
+# --- what the sink is told -------------------------------------------------------------------------------
+
+
+class RecordingSink(TellingSink):
+    def __init__(self) -> None:
+        self.rows: list[Projected] = []
+        self.dropped: list[str] = []
+        super().__init__(self.rows.append)
+
+    def drop(self, stream: str) -> None:
+        self.dropped.append(stream)
+        super().drop(stream)
+
+
+def test_a_run_is_shown_as_stale_while_it_is_resynced(gapped: Gapped) -> None:
+    sink = RecordingSink()
+    projector = gapped.restarted(sink=sink)
+    gapped.arrive(1, 2)
+    projector.poll()
+    gapped.arrive(5)
+    projector.poll()
+    assert [(row.last_event_seq, row.stale, row.applied) for row in sink.rows] == [
+        (2, False, 2),
+        (2, True, 2),
+        (5, False, 3),
+    ]
+
+
+def test_a_row_that_was_left_stale_is_resynced_after_a_restart_though_nothing_new_comes_of_it(gapped: Gapped) -> None:
+    sink = RecordingSink()
+    projector = gapped.restarted(sink=sink)
+    gapped.arrive(1, 2)
+    projector.poll()
+    (late,) = gapped.arrive(5)
+    projector.observe("r-1", [late])  # Killed here: it is marked, and nothing more.
+    assert sink.rows[-1].stale
+    projector = gapped.restarted(sink=sink)
+    projector.projection("r-1")
+    projector.sweep()
+    assert (sink.rows[-1].last_event_seq, sink.rows[-1].stale, sink.rows[-1].body) == (
+        5,
+        False,
+        gapped.fold_of(1, 2, 5),
+    )
+
+
+def test_a_run_that_is_over_leaves_the_memory(gapped: Gapped, write: Write) -> None:
+    gapped.log.place(1, write("RunStarted"))
+    gapped.log.place(1, write("RunStarted", run="r-2"))
+    gapped.log.place(2, write("RunCompleted"))
+    gapped.projector.poll()
+    assert list(gapped.projector._states) == list(gapped.projector._projections) == ["r-2"]
+    # What still comes of it is projected all the same.
+    gapped.log.place(3, write("Note"))
+    gapped.projector.poll()
+    assert gapped.store.snapshots.stored("r-1") == gapped.store.fresh_snapshot("r-1")
+
+
+def test_a_stream_that_was_deleted_is_dropped_from_the_sink(gapped: Gapped) -> None:
+    sink = RecordingSink()
+    projector = gapped.restarted(sink=sink)
+    gapped.arrive(1, 2)
+    projector.poll()
+    (late,) = gapped.arrive(5)
+    gapped.store.delete_stream("r-1")
+    projector.project([late])
+    assert sink.dropped == ["r-1"]
+    assert sink.load("r-1") is None

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from runstate.pipeline import page_charts as charts
+from runstate.logs.registry import shown_url
 from runstate.pipeline.page_markup import (
     Html,
     count,
@@ -369,13 +370,3 @@ def _severity_class(severity: str) -> str:
     if severity.lower() in ("p1", "error", "blocker", "critical", "damage"):
         return "bad"
     return "warn" if severity.lower() in ("p2", "warn", "warning") else "idle"
-
-
-# Up to the last `@`: a password may hold one, and too much hidden is better than too little.
-_userinfo = re.compile(r"(//[^/@:]*):.*@", re.DOTALL)
-_secret = re.compile(r"([?&][^=&]*(?:pass|pwd|secret|token|key|credential)[^=&]*=)[^&]*", re.IGNORECASE)
-
-
-def shown_url(url: str) -> str:
-    """A log's URL without what should not be shown: passwords, and options that are named like secrets."""
-    return _secret.sub(r"\1…", _userinfo.sub(r"\1:…@", url))

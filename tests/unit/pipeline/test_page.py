@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runstate.pipeline.page import render, shown_url, table_rows_max
+from runstate.logs.registry import shown_url
+from runstate.pipeline.page import render, table_rows_max
 from runstate.pipeline.page_charts import rows_max
 from runstate.pipeline.page_markup import count, duration, missing, moment, money, share
 from runstate.pipeline.page_report import (

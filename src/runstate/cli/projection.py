@@ -1,0 +1,235 @@
+"""project and lag: snapshots kept up to date with a log's feed, and how far behind they are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.live import Live
+from rich.table import Table
+
+from runstate.cli.options import AsJson, ModelName, existing
+from runstate.cli.output import words, write_json, write_line, write_table
+from runstate.errors import InvalidUrl, LogNotFound, RunstateError
+from runstate.following import Follower, SinkOf, store_sink
+from runstate.logbook import Entry, Logbook
+from runstate.logs.registry import open_log, shown_url
+from runstate.metrics import serve_metrics
+from runstate.models.canonical import digest
+from runstate.projector import lag_high_s
+from runstate.sinks import Projected, Sink, TellingSink
+from runstate.store import Store, default_model
+
+Urls = Annotated[list[str], typer.Argument(help="Where the logs are: sqlite:PATH, postgresql://…", show_default=False)]
+To = Annotated[
+    str,
+    typer.Option(
+        "--to", help="Where snapshots go: store (the log itself), parquet:DIR (versions of a table), or console."
+    ),
+]
+State = Annotated[
+    Path | None,
+    typer.Option(
+        "--state",
+        help="Where the projector keeps its logbook. Default: a directory of this user for these logs.",
+        show_default=False,
+    ),
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option("--metrics-port", min=0, max=65535, help="Serve Prometheus metrics on this port of 127.0.0.1."),
+]
+
+watch_s = 0.5
+"""How often the live table looks."""
+
+
+def state_directory(urls: Sequence[str], model: str) -> Path:
+    """Where the logbook of a projector of these logs is, unless it was told where."""
+    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return home / "runstate" / "projectors" / digest("\n".join([model, *sorted(urls)]).encode())[:16]
+
+
+def project(
+    urls: Urls,
+    to: To = "store",
+    model: ModelName = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until interrupted.")] = False,
+    state: State = None,
+    metrics_port: MetricsPort = None,
+    as_json: AsJson = False,
+) -> None:
+    """Keep a snapshot of every stream up to date with the feed, on from where the last projector has ended."""
+    name = model or default_model(urls[0])
+    directory = state or state_directory(urls, name)
+    with ExitStack() as stack:
+        book = stack.enter_context(closing(Logbook(directory)))
+        followers = []
+        for url in dict.fromkeys(urls):
+            store = stack.enter_context(existing(url, name))
+            followers.append(Follower(url, store, book, sink_named(to, as_json)))
+        if metrics_port is not None:
+            port, stop_serving = serve_metrics(book, metrics_port)
+            stack.callback(stop_serving)
+            words.print(f"metrics: http://127.0.0.1:{port}/metrics")
+        words.print(f"logbook: {directory}")
+        events = sum(follower.catch_up() for follower in followers)
+        for follower in followers:
+            follower.note()
+        if follow:
+            _follow(followers)
+    words.print(f"{events} events projected" + ("" if follow else "; --follow goes on"))
+
+
+def sink_named(to: str, as_json: bool) -> SinkOf:
+    """
+    Raises:
+        InvalidUrl: there is no such sink.
+    """
+    if to == "store":
+        return store_sink
+    if to == "console":
+        return lambda store, aside: TellingSink(lambda row: tell_row(row, as_json))
+    if to.startswith("parquet:") and to != "parquet:":
+        return lambda store, aside: _parquet_sink(Path(to.removeprefix("parquet:")), store, aside)
+    raise InvalidUrl(f"{to[:80]!r} is no sink: write store, console or parquet:DIR")
+
+
+def _parquet_sink(directory: Path, store: Store[Any, Any, Any], aside: str) -> Sink:
+    from runstate.pipeline.parquet_sink import ParquetSink
+
+    return ParquetSink(directory, store.model, aside=aside)
+
+
+def tell_row(row: Projected, as_json: bool) -> None:
+    if as_json:
+        told = msgspec.to_builtins(msgspec.structs.replace(row, body=b""))
+        write_json({**told, "stale": row.stale, "snapshot": msgspec.Raw(row.body)})
+    else:
+        stale = " STALE" if row.stale else ""
+        write_line(f"{row.stream} {row.status} {row.last_event_seq}{stale}".encode())
+
+
+def _follow(followers: list[Follower]) -> None:
+    """Every log in a thread of its own, until a signal, or until one of them fails for good."""
+    stop, failures = threading.Event(), list[BaseException]()
+
+    def run(follower: Follower) -> None:
+        try:
+            follower.run(stop)
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the thread that can tell it
+            failures.append(error)
+            stop.set()
+
+    threads = [threading.Thread(target=run, args=(follower,)) for follower in followers]
+    with told_by_signals(stop):
+        for thread in threads:
+            thread.start()
+        while not stop.wait(0.2):
+            pass
+        for thread in threads:
+            thread.join()
+    if failures:
+        raise failures[0]
+
+
+@contextmanager
+def told_by_signals(stop: threading.Event) -> Iterator[None]:
+    """SIGINT and SIGTERM set the event, and do nothing else."""
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def lag(
+    urls: Urls,
+    model: ModelName = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="A live table, until interrupted.")] = False,
+    state: State = None,
+    as_json: AsJson = False,
+) -> None:
+    """How far the projector of these logs is behind, measured now, and its alerts. Exit code 1: over five seconds."""
+    name = model or default_model(urls[0])
+    directory = state or state_directory(urls, name)
+    with closing(Logbook(directory, create=False)) as book:
+        if watch and not as_json:
+            _watch(urls, book)
+            return
+        found = _measured(urls, book)
+        alerts = book.alerts(open_only=True)
+        if as_json:
+            for each in found:
+                write_json(each)
+            for alert in alerts:
+                write_json(alert)
+        else:
+            write_table(_lag_columns, map(_lag_row, found))
+            if alerts:
+                write_table(
+                    ("alert", "level", "about", "since"), ([a.code, a.level, a.subject, a.raised_at] for a in alerts)
+                )
+    if any(each.lag_s > lag_high_s for each in found):
+        raise typer.Exit(1)
+
+
+_lag_columns = ("log", "model", "version", "lag", "events", "resyncs", "stale", "projector last seen")
+
+
+def _lag_row(entry: Entry) -> list[Any]:
+    version = f"{entry.version}, aside" if entry.is_aside else entry.version
+    return [
+        entry.url,
+        entry.model,
+        version,
+        f"{entry.lag_s:.1f} s",
+        *(entry.events, entry.resyncs, entry.stale),
+        entry.measured_at,
+    ]
+
+
+def _measured(urls: Sequence[str], book: Logbook) -> list[Entry]:
+    """The lag of each log as it is now, whether its projector lives or not."""
+    by_shown = {shown_url(url): url for url in urls}
+    found = [entry for entry in book.entries() if entry.url in by_shown]
+    if not found:
+        raise LogNotFound(f"The logbook {book.path} knows nothing of {next(iter(by_shown))}")
+    return [msgspec.structs.replace(entry, lag_s=_lag_s(by_shown[entry.url], entry)) for entry in found]
+
+
+def _lag_s(url: str, entry: Entry) -> float:
+    """The age of the oldest event that waits; if the log cannot say, what was last known, grown by the time since."""
+    now = datetime.now(UTC)
+    try:
+        with open_log(url, create=False) as log:
+            waiting = log.feed(after=entry.position, limit=1).records
+        return max(0.0, (now - datetime.fromisoformat(waiting[0].persisted_at)).total_seconds()) if waiting else 0.0
+    except RunstateError as error:
+        words.print(f"{entry.url}: {error}")
+        return entry.lag_s + (now - datetime.fromisoformat(entry.measured_at)).total_seconds()
+
+
+def _watch(urls: Sequence[str], book: Logbook) -> None:
+    with (
+        Live(console=words, refresh_per_second=4, transient=False) as live,
+        told_by_signals(stop := threading.Event()),
+    ):
+        while not stop.is_set():
+            table = Table(*_lag_columns, box=None, pad_edge=False, header_style="bold")
+            for entry in _measured(urls, book):
+                table.add_row(*map(str, _lag_row(entry)), style="bold red" if entry.lag_s > lag_high_s else "")
+            alerts = book.alerts(open_only=True)
+            if alerts:
+                table.caption = f"{len(alerts)} open alerts, the last: {alerts[-1].code} {alerts[-1].subject}"
+            live.update(table)
+            stop.wait(watch_s)

@@ -1,0 +1,177 @@
+"""Where a projector keeps what is not in its sink: how far it has come in each log, its lag, and its alerts.
+
+It goes on from there after a restart, and others look there to see how it is: `runstate lag`. A small SQLite file, so
+that it can be read with any tool while it is written; losing it loses no snapshot, only the way to where they end.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Literal
+
+import msgspec
+
+from runstate.errors import LogFailed, LogNotFound, NotALog
+from runstate.logs.log import Position, now
+from runstate.logs.registry import shown_url
+from runstate.models.model import Alert
+
+file_name = "logbook.db"
+_application_id = 0x52734C62  # "RsLb"
+_schema = """
+CREATE TABLE IF NOT EXISTS logs (
+    url TEXT NOT NULL, model TEXT NOT NULL, version INTEGER NOT NULL, is_aside INTEGER NOT NULL, position TEXT,
+    events INTEGER NOT NULL, resyncs INTEGER NOT NULL, stale INTEGER NOT NULL,
+    lag_s REAL NOT NULL, measured_at TEXT NOT NULL, PRIMARY KEY (url, is_aside)
+) STRICT;
+CREATE TABLE IF NOT EXISTS alerts (
+    alert_id TEXT NOT NULL, raised_at TEXT NOT NULL, cleared_at TEXT, code TEXT NOT NULL, level TEXT NOT NULL,
+    subject TEXT NOT NULL, event_id TEXT NOT NULL, details TEXT NOT NULL, PRIMARY KEY (alert_id, raised_at)
+) STRICT;
+"""
+_columns = "url, model, version, is_aside, position, events, resyncs, stale, lag_s, measured_at"
+_raise = (
+    "INSERT INTO alerts SELECT ?, ?, NULL, ?, ?, ?, ?, ? "
+    "WHERE NOT EXISTS (SELECT 1 FROM alerts WHERE alert_id = ? AND cleared_at IS NULL)"
+)
+
+
+class Entry(msgspec.Struct, frozen=True, rename="camel"):
+    """How a projector is doing with one log."""
+
+    url: str
+    """Without its secrets."""
+    model: str
+    version: int
+    is_aside: bool = False
+    """A new version of the model is projected beside the one that readers see, until it has caught up."""
+    position: Position | None = None
+    """Where its feed is read next."""
+    events: int = 0
+    resyncs: int = 0
+    stale: int = 0
+    """How many streams wait for a resync."""
+    lag_s: float = 0.0
+    measured_at: str = ""
+
+
+class RaisedAlert(msgspec.Struct, frozen=True, rename="camel"):
+    """An alert with its time; open until it is cleared."""
+
+    code: str
+    level: Literal["P1", "P2", "P3"]
+    subject: str
+    event_id: str
+    details: msgspec.Raw
+    raised_at: str
+    cleared_at: str | None
+
+
+class Logbook:
+    """The logbook of one projector. Threads may share it."""
+
+    def __init__(self, directory: Path, *, create: bool = True) -> None:
+        """
+        Raises:
+            LogNotFound: it is not there, and `create` is false.
+            NotALog: a file of that name is no logbook.
+            LogFailed: the directory cannot be made or written.
+        """
+        self.path = directory / file_name
+        if not create and not self.path.exists():
+            raise LogNotFound(f"No projector keeps its logbook in {directory}; start one with 'runstate project'")
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=10)
+        except (OSError, sqlite3.Error) as error:
+            raise LogFailed(f"The logbook {self.path} cannot be opened: {error}") from error
+        self._lock = Lock()
+        with self._used() as connection:
+            # A position that a power cut takes back costs a second look at some events, and nothing else.
+            connection.execute("PRAGMA synchronous = NORMAL")
+            (found,) = connection.execute("PRAGMA application_id").fetchone()
+            (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if found != _application_id and tables:
+                raise NotALog(f"{self.path} is no logbook of a projector; it was left untouched")
+            if not tables:
+                connection.executescript(f"PRAGMA journal_mode = WAL; PRAGMA application_id = {_application_id};")
+                connection.executescript(_schema)
+
+    def entry(self, url: str, *, is_aside: bool = False) -> Entry | None:
+        found = [entry for entry in self.entries() if (entry.url, entry.is_aside) == (shown_url(url), is_aside)]
+        return found[0] if found else None
+
+    def entries(self) -> list[Entry]:
+        with self._used() as connection:
+            rows = connection.execute(f"SELECT {_columns} FROM logs ORDER BY url, is_aside").fetchall()  # noqa: S608
+        return [Entry(url, model, version, bool(aside), *rest) for url, model, version, aside, *rest in rows]
+
+    def drop(self, entry: Entry) -> None:
+        with self._used() as connection:
+            connection.execute("DELETE FROM logs WHERE url = ? AND is_aside = ?", (entry.url, entry.is_aside))
+
+    def note(self, entry: Entry) -> None:
+        """Put down how it is now. The sink has everything up to the entry's position already."""
+        values = (*msgspec.structs.astuple(entry)[:-1], now())
+        with self._used() as connection:
+            connection.execute(f"INSERT OR REPLACE INTO logs ({_columns}) VALUES (?,?,?,?,?,?,?,?,?,?)", values)  # noqa: S608
+
+    def raised(self, alert: Alert) -> bool:
+        """Put an alert down. False: it is open already, perhaps since before a restart."""
+        details = msgspec.json.encode(alert.details).decode()
+        told = (alert.code, alert.level, alert.subject, alert.event_id, details)
+        with self._used() as connection:
+            return connection.execute(_raise, (alert.alert_id, now(), *told, alert.alert_id)).rowcount > 0
+
+    def cleared(self, alert_id: str) -> None:
+        with self._used() as connection:
+            connection.execute(
+                "UPDATE alerts SET cleared_at = ? WHERE alert_id = ? AND cleared_at IS NULL", (now(), alert_id)
+            )
+
+    def alerts(self, *, open_only: bool = False) -> list[RaisedAlert]:
+        """All alerts, the oldest first."""
+        columns = "code, level, subject, event_id, details, raised_at, cleared_at"
+        wanted = "WHERE cleared_at IS NULL" if open_only else ""
+        with self._used() as connection:
+            rows = connection.execute(f"SELECT {columns} FROM alerts {wanted} ORDER BY raised_at, alert_id")  # noqa: S608
+            return [
+                RaisedAlert(code, level, subject, event_id, msgspec.Raw(details.encode()), *times)
+                for code, level, subject, event_id, details, *times in rows
+            ]
+
+    def open_alerts(self) -> list[Alert]:
+        return [
+            Alert(
+                code=a.code,
+                level=a.level,
+                subject=a.subject,
+                event_id=a.event_id,
+                details=msgspec.json.decode(a.details),
+            )
+            for a in self.alerts(open_only=True)
+        ]
+
+    def alert_counts(self) -> tuple[Counter[str], Counter[str]]:
+        """How many alerts of each code there were, and how many of them are open."""
+        with self._used() as connection:
+            counted = connection.execute("SELECT code, count(*), sum(cleared_at IS NULL) FROM alerts GROUP BY code")
+            rows = counted.fetchall()
+        return Counter({code: all_ for code, all_, _ in rows}), Counter({code: open_ for code, _, open_ in rows})
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    @contextmanager
+    def _used(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with self._lock:
+                yield self._connection
+        except sqlite3.DatabaseError as error:
+            raise LogFailed(f"The logbook {self.path} refused: {error}") from error
