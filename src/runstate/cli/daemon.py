@@ -1,0 +1,255 @@
+"""daemon: serve a daemon's directory, look at its state and its events, keep its log small and whole."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from runstate.cli import integrity
+from runstate.cli.options import AsJson, Limit
+from runstate.cli.output import words, write_json, write_line, write_table
+from runstate.errors import LogNotFound, Truncated
+from runstate.logs.registry import open_log
+from runstate.models.daemon import DAEMON, MaterializedState, scoped
+from runstate.models.daemon.events import default_daemon
+from runstate.runtimes.daemon import Client, Daemon, Server, socket_name
+from runstate.runtimes.daemon.daemon import (
+    checkpoint_every_s_default,
+    failures_max_default,
+    lease_s_default,
+    url_of,
+)
+from runstate.runtimes.daemon.journal import load_state
+from runstate.runtimes.daemon.wire import Event as ToldEvent
+from runstate.runtimes.daemon.wire import told
+from runstate.runtimes.daemon.work import stats_of
+
+app = typer.Typer(name="daemon", help="A daemon: state in memory, every change durable first.", no_args_is_help=True)
+
+Place = Annotated[
+    str, typer.Argument(help="The daemon's directory, or the URL of its log.", show_default=False, metavar="DIR")
+]
+Name = Annotated[str, typer.Option("--name", help="Which daemon of the directory.")]
+
+
+@app.command("serve")
+def serve(
+    place: Place,
+    socket: Annotated[
+        Path | None, typer.Option("--socket", help="Where to listen. Default: in the directory.", show_default=False)
+    ] = None,
+    checkpoint_every: Annotated[
+        float, typer.Option("--checkpoint-every", min=0.001, help="Seconds between checkpoints.")
+    ] = checkpoint_every_s_default,
+    failures_max: Annotated[
+        int, typer.Option("--failures-max", min=1, help="An item that has failed so often is dead.")
+    ] = failures_max_default,
+    lease: Annotated[
+        float, typer.Option("--lease", min=0.001, help="Seconds that a worker without a connection may be silent.")
+    ] = lease_s_default,
+    name: Name = default_daemon,
+) -> None:
+    """Run a daemon that other processes share through a socket, until it is interrupted or terminated."""
+    over = Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: over.set())
+    options: dict[str, Any] = {"checkpoint_every_s": checkpoint_every, "failures_max": failures_max, "lease_s": lease}
+    with (
+        Daemon.open(place, name=name, **options) as daemon,
+        Server(daemon, socket or socket_of(place, name)) as server,
+    ):
+        words.print(f"serving {place} at seq {daemon.seq}, listening at {server.path}")
+        over.wait()
+        words.print("closing: workers are stopped, and what they hold is given back")
+
+
+@app.command("state")
+def state(place: Place, name: Name = default_daemon, as_json: AsJson = False) -> None:
+    """Show everything the daemon knows. --json prints the state's exact bytes."""
+    found = seen(place, name)
+    if as_json:
+        write_line(DAEMON.dump(found))
+        return
+    _show(found)
+
+
+@app.command("tail")
+def tail(
+    place: Place,
+    after: Annotated[
+        int | None, typer.Option("--after", min=0, help="Events behind this seq. Default: the last ones.")
+    ] = None,
+    limit: Limit = 20,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more until interrupted.")] = False,
+    name: Name = default_daemon,
+    as_json: AsJson = False,
+) -> None:
+    """Print the daemon's events in order, each with its seq and time."""
+    with _log_of(place, name) as read:
+        seq = max(0, read.seq - limit) if after is None else after
+        left: int | None = None if follow else limit
+        while left is None or left > 0:
+            try:
+                page = read.events(after_seq=seq, limit=min(1000, left or 1000))
+            except Truncated as truncated:
+                seq = int(truncated.details["first_seq"]) - 1
+                continue
+            for event in page:
+                _print(event, as_json)
+                seq = event.seq
+            left = None if left is None else left - len(page)
+            if not page and left is not None:
+                return
+            if not page:
+                sys.stdout.flush()
+                time.sleep(0.1)
+
+
+@app.command("checkpoint")
+def checkpoint(place: Place, name: Name = default_daemon, as_json: AsJson = False) -> None:
+    """Keep the state on file, and drop the events that are no longer needed. Writers go on meanwhile."""
+    with reached(place, name) as daemon:
+        _done(daemon.checkpoint(), "the state is kept as of seq", as_json)
+
+
+@app.command("compact")
+def compact(place: Place, name: Name = default_daemon, as_json: AsJson = False) -> None:
+    """Drop the events that the last checkpoint made needless, without a new one."""
+    with reached(place, name) as daemon:
+        _done(daemon.compact(), "the log begins with the checkpoint at seq", as_json)
+
+
+@app.command("verify")
+def verify(place: Place, as_json: AsJson = False) -> None:
+    """Look for damage in the daemon's log and snapshots. Exit code 1 when there is some."""
+    integrity.verify(url_of(place), None, as_json)
+
+
+@app.command("repair")
+def repair(
+    place: Place,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a damaged log writable again: what is intact stays, and the damaged file is kept beside it."""
+    integrity.repair(url_of(place), None, dry_run, as_json)
+
+
+# --- who answers -----------------------------------------------------------------------------------------------------
+
+
+def socket_of(place: str, name: str) -> Path:
+    """Where the daemon of a place listens: in its directory."""
+    return Path(place.removeprefix("wal:").removeprefix("//").partition("?")[0]) / socket_name(name)
+
+
+@contextmanager
+def reached(place: str, name: str, *, create: bool = False) -> Iterator[Daemon | Client]:
+    """The daemon at a place: the one that serves it, or one of our own for the moment."""
+    client = _connected(place, name)
+    if client is not None:
+        with client:
+            yield client
+    else:
+        with Daemon.open(place, create=create, name=name, checkpoint_every_s=None) as daemon:
+            yield daemon
+
+
+def seen(place: str, name: str) -> MaterializedState:
+    """The state at a place: as its daemon tells it, or as the log does. Nothing is locked or changed."""
+    with _log_of(place, name) as read:
+        return read.state
+
+
+class _Read:
+    """What can be read of a daemon that is not there, from its log alone."""
+
+    def __init__(self, place: str, name: str) -> None:
+        self._name = name
+        self._log = open_log(url_of(place), create=False)
+        self.state, self.seq = load_state(self._log, name)
+
+    def events(self, *, after_seq: int, limit: int) -> list[ToldEvent]:
+        return [told(record) for record in self._log.read(self._name, after_seq=after_seq, limit=limit)]
+
+    def close(self) -> None:
+        self._log.close()
+
+
+@contextmanager
+def _log_of(place: str, name: str) -> Iterator[Client | _Read]:
+    read = _connected(place, name) or _Read(place, name)
+    try:
+        yield read
+    finally:
+        read.close()
+
+
+def _connected(place: str, name: str) -> Client | None:
+    path = socket_of(place, name)
+    if not path.exists():
+        return None
+    try:
+        return Client(path)
+    except LogNotFound:
+        return None  # Left behind by a daemon that was killed.
+
+
+# --- how it is shown -------------------------------------------------------------------------------------------------
+
+
+def _show(found: MaterializedState) -> None:
+    if found.pipelines:
+        write_table(
+            ("pipeline", "kind", "step", "status", "agent", "error"),
+            (
+                (
+                    scoped(p.namespace, p.id),
+                    p.kind,
+                    p.current.name,
+                    p.current.status,
+                    p.current.agent_id,
+                    p.current.error,
+                )
+                for p in found.pipelines.values()
+            ),
+        )
+    if found.workers:
+        write_table(
+            ("worker", "queue", "concurrency", "dispatched"),
+            ((key, w.queue_name, w.concurrency, len(w.dispatched)) for key, w in sorted(found.workers.items())),
+        )
+    show_stats(found)
+    words.print(
+        f"{len(found.pipelines)} pipelines, {len(found.sessions)} sessions, {len(found.workspaces)} workspaces, "
+        f"{len(found.runbooks)} runbooks, {len(found.workers)} workers, {len(found.queue_items)} queues"
+    )
+
+
+def show_stats(found: MaterializedState) -> None:
+    rows = stats_of(found)
+    if rows:
+        write_table(rows[0].__struct_fields__, (msgspec.structs.astuple(row) for row in rows))
+
+
+def _print(event: ToldEvent, as_json: bool) -> None:
+    if as_json:
+        write_json(event)
+    else:
+        write_line(f"{event.seq}\t{event.persisted_at}\t".encode() + bytes(event.event))
+
+
+def _done(seq: int, what: str, as_json: bool) -> None:
+    if as_json:
+        write_json({"seq": seq})
+    else:
+        words.print(f"{what} {seq}" if seq else "nothing was done: nothing has happened yet")
