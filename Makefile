@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # More than the two cores that tests are planned for: many of them wait for a process, a server or a disk.
 JOBS ?= 4
 
-.PHONY: help setup demo lint check test soak bench bench-pipeline bench-postgres format clean
+.PHONY: help setup demo lint check test soak bench bench-pipeline bench-postgres bench-segments bench-wal bench-live format clean
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 
@@ -44,6 +44,15 @@ bench-pipeline: setup ## the same for the Spark pipeline; minutes, and some giga
 
 bench-postgres: setup ## the same for Postgres, beside the package eventsourcing and bare SQL on the same server
 	$(BIN)/python -m benchmarks.postgres
+
+bench-segments: setup ## appends to sessions, beside the flushes that their protocol needs
+	$(BIN)/python -m benchmarks.segments
+
+bench-wal: setup ## the write-ahead log, beside raw writes and flushes of the same bytes
+	$(BIN)/python -m benchmarks.wal
+
+bench-live: setup ## the lag of live projection, in one process and on Spark, and how fast it catches up
+	$(BIN)/python -m benchmarks.live
 
 format: setup ## let ruff rewrite what it can
 	$(BIN)/ruff format .

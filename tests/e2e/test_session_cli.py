@@ -13,7 +13,7 @@ import runstate
 from runstate.errors import LogBusy
 from runstate.logs.segments.log import SegmentsLog
 from runstate.models.session import SESSION
-from runstate.runtimes.session import Place, Sessions, linear, open_sessions, unwrap
+from runstate.runtimes.session import Ok, Place, Sessions, linear, open_sessions, unwrap
 
 url = "segments:sessions"
 workflow = linear("fix", "Find the bug", "Mend it", "Write a test")
@@ -156,6 +156,13 @@ def test_a_busy_session_has_exit_code_4(cli: Cli, begun: Begun, monkeypatch: pyt
     monkeypatch.setattr(SegmentsLog, "append", busy)
     answer = cli("session", "fork", url, "s-1", begun.start.node_id, "--json")
     assert (answer.code, error(answer.err)["code"], error(answer.err)["retryable"]) == (4, "log.busy", True)
+
+
+def test_after_one_rotation_tokens_are_good_and_after_two_they_are_not(cli: Cli, begun: Begun) -> None:
+    for is_good in (True, False):
+        assert cli("session", "rotate").code == 0
+        with open_sessions(url, "keyring.json") as sessions:
+            assert isinstance(sessions.rehydrate(begun.other.state_token), Ok) is is_good
 
 
 def test_gc_tells_what_it_would_delete_and_then_does(cli: Cli, begun: Begun) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from runstate.cli.demo_pipeline import damage, orchestrated_fleet, run_pipeline
+from runstate.cli.demo_runtimes import build_queue, session_fleet
 from runstate.cli.output import words, write_table
 from runstate.contracts import EngineStore
 from runstate.errors import LogFailed
@@ -37,7 +38,7 @@ def demo(
         to.mkdir(parents=True, exist_ok=True)
         for leftover in (path, to / f"{path.name}-wal", to / f"{path.name}-shm"):
             leftover.unlink(missing_ok=True)
-        for made in ("runs", "sources", "pipeline"):
+        for made in ("runs", "sources", "desk", "other-desk", "builds", "pipeline"):
             if (to / made).exists():
                 shutil.rmtree(to / made)
     except OSError as error:
@@ -70,15 +71,22 @@ def demo(
     damaged = damage(to / "runs")
     words.print(f"{runs_url}; one byte in the history of {damaged} was then changed, as a failing disk would")
 
-    words.rule("5. a pipeline on Spark ingests, replays, audits and reports on both fleets")
-    piped = run_pipeline([url, runs_url], to / "pipeline", damaged)
+    words.rule("5. an agent reviews changes in sessions: killed, resumed, forked, and moved to another desk")
+    sessions_url, reviewed = session_fleet(to / "desk", to / "other-desk")
+
+    words.rule("6. a daemon hands builds to three workers, one of which is killed")
+    builds_url, built = build_queue(to / "builds")
+
+    words.rule("7. a pipeline on Spark ingests, replays, audits and reports on all four")
+    piped = run_pipeline([url, runs_url, sessions_url, builds_url], to / "pipeline", damaged)
     words.rule("look at it yourself (after: . .venv/bin/activate)")
     for command in ("streams", "tail", "verify", "replay --check"):
         name, *options = command.split()
         words.print(f"  runstate {name} {url} {' '.join(options)}")
     words.print(f"  runstate snapshot {url} run-0007\n  runstate diff {url} run-0007 --from 2 --to 5")
+    words.print(f"  runstate session tree {sessions_url} review-00\n  runstate daemon tail {to / 'builds'} --limit 5")
     words.print(f"  runstate pipeline audit {runs_url}\n  open {to / 'pipeline' / 'report.html'}")
-    if acknowledged > stored or differ or found or not piped:
+    if acknowledged > stored or differ or found or not (reviewed and built and piped):
         raise typer.Exit(1)
 
 

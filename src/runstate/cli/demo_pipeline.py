@@ -1,4 +1,4 @@
-"""The second half of the demo: orchestrated runs beside the engine's, and the pipeline over both fleets."""
+"""The demo's orchestrated runs, and the pipeline over everything that it has made."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def damage(runs: Path) -> str:
 
 
 def run_pipeline(urls: list[str], to: Path, damaged: str) -> bool:
-    """Run the pipeline over both fleets, kill it in the middle, and resume it. Says whether all came out as it must."""
+    """Run the pipeline over all logs, kill it in the middle, and resume it. Says whether all came out as it must."""
     if find_spec("pyspark") is None:
         words.print("the pipeline needs Spark: pip install 'runstate[spark]'")
         return True

@@ -10,17 +10,34 @@ import msgspec
 import typer
 from rich.text import Text
 
-from runstate.cli import copying, demo, events, integrity, pipeline, pipeline_archive, retention, runs, states
+from runstate.cli import (
+    copying,
+    daemon,
+    demo,
+    events,
+    integrity,
+    pipeline,
+    pipeline_archive,
+    pipeline_stream,
+    projection,
+    queue,
+    retention,
+    runs,
+    session,
+    states,
+)
 from runstate.cli.output import silence_stdout, words
 from runstate.errors import BlobNotFound, LogDamaged, LogNotFound, RunstateError, StreamNotFound
 from runstate.runtimes.orchestrator import RunCancelled, RunFailed
+from runstate.runtimes.session.refusals import NodeNotFound
 
 exit_damage, exit_usage, exit_not_found, exit_busy = 1, 2, 3, 4
 
 app = typer.Typer(
     name="runstate",
     help="A durable, event-sourced state store for things that run.",
-    epilog="URLs: sqlite:PATH, ndjson:DIR, postgresql://…, dynamodb://…, snowflake://…, archive:DIR, memory:. "
+    epilog="URLs: sqlite:PATH, ndjson:DIR, segments:DIR, wal:DIR, postgresql://…, dynamodb://…, snowflake://…, "
+    "archive:DIR, memory:. "
     "Exit codes: 0 fine, 1 damage or difference found, or a run that "
     "failed, 2 bad usage or input, 3 not found, 4 busy: try again.",
     no_args_is_help=True,
@@ -54,6 +71,8 @@ app.command("diff")(states.diff)
 app.command("replay")(states.replay)
 app.command("verify")(integrity.verify)
 app.command("repair")(integrity.repair)
+app.command("project")(projection.project)
+app.command("lag")(projection.lag)
 app.command("archive")(retention.archive)
 app.command("restore")(retention.restore)
 app.command("copy")(copying.copy)
@@ -61,7 +80,11 @@ app.command("run")(runs.run)
 app.command("resume")(runs.resume)
 app.command("status")(runs.status)
 pipeline.app.command("archive")(pipeline_archive.archive)
+pipeline.app.command("stream")(pipeline_stream.stream)
 app.add_typer(pipeline.app)
+app.add_typer(session.app)
+app.add_typer(daemon.app)
+app.add_typer(queue.app)
 app.command("demo")(demo.demo)
 
 
@@ -92,7 +115,7 @@ def _exit_code(error: RunstateError) -> int:
     # What fails in a stage of the pipeline arrives as data, from another process.
     cause = error.details.get("cause")
     code = cause.get("code") if isinstance(cause, dict) else error.code
-    if code in (LogNotFound.code, StreamNotFound.code):
+    if code in (LogNotFound.code, StreamNotFound.code, BlobNotFound.code, NodeNotFound.code):
         return exit_not_found
     if code in (LogDamaged.code, "table.damaged"):
         return exit_damage

@@ -18,7 +18,7 @@ from runstate.logs.log import EventLog
 from runstate.logs.registry import open_log
 from runstate.models.session import SESSION, Projections, Session, ids
 from runstate.models.session.ids import NodeId, SessionId
-from runstate.runtimes.session import Place, Sessions, Wanted, open_sessions, unwrap
+from runstate.runtimes.session import Keyring, Place, Sessions, Wanted, open_sessions, unwrap
 from runstate.runtimes.session.bundles import bundle_bytes_max
 from runstate.runtimes.session.checking import findings
 from runstate.runtimes.session.refusals import InvalidBundle, NodeNotFound
@@ -205,6 +205,14 @@ def import_(
     )
     for place in imported.tips:
         _write_place(place, as_json)
+
+
+@app.command("rotate")
+def rotate(keyring: KeyringPath = keyring_default) -> None:
+    """Sign tokens with a new key from now on. Those of the key before it stay good until the next rotation."""
+    path = keyring.expanduser()
+    Keyring(path).rotate()
+    words.print(f"a new key signs tokens: {path}")
 
 
 @app.command("gc")
