@@ -1,0 +1,177 @@
+"""What is appended and not yet flushed: new events get their places here, retries their first answers.
+
+All methods are called with the writer's gate held, and none of them touches the file but to look up a retry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import monotonic
+
+from runstate.errors import LogFailed, RunstateError
+from runstate.logs.log import AppendResult, Record, check_expected, now
+from runstate.logs.wal.entries import Entry, Envelope, check_body, write_entry
+from runstate.logs.wal.recovery import Held
+from runstate.logs.wal.tickets import Batch, Settler, Ticket
+from runstate.models.model import Draft
+
+
+class Buffer:
+    """Two batches: one that fills, and one that is being flushed. Without an entry, either may be nobody's."""
+
+    def __init__(self, stream: str, settler: Settler, stored: Callable[[Held, int], Record]) -> None:
+        self.filling, self.flushing = Batch(), Batch()
+        self._stream, self._settler, self._stored = stream, settler, stored
+        self._seq = self._tail = 0
+        self._previous: bytes | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.filling.lines and not self.flushing.lines
+
+    def rewind(self, held: Held) -> None:
+        """Go on from what is durable."""
+        self._seq, self._tail, self._previous = held.last_seq, held.tail_seq, held.previous
+
+    def add(self, held: Held, drafts: Sequence[Draft], expected_seq: int | None) -> Ticket:
+        """Give new events their places.
+
+        Raises:
+            SequenceConflict, LogFailed: nothing was buffered.
+        """
+        ticket = Ticket(self._settler)
+        new: dict[str, Draft] = {}
+        for draft in drafts:
+            if not self._holds(held, draft.key):
+                new.setdefault(draft.key, draft)
+        if not new:
+            ticket.results = [self._first_result(held, None, draft) for draft in drafts]
+            self._follow(ticket, drafts)
+            return ticket
+        check_expected(self._stream, self._seq, expected_seq)
+        entries = self._rendered(new)
+        if len(new) == len(drafts):
+            ticket.results = [AppendResult(e.envelope.event_id, e.seq, e.envelope.persisted_at) for e in entries]
+        else:
+            by_key = {entry.envelope.known_key: entry for entry in entries}
+            for draft in drafts:
+                entry = by_key.get(draft.key)
+                if entry is None or new.pop(draft.key, None) is None:
+                    ticket.results.append(self._first_result(held, entry, draft))
+                else:
+                    ticket.results.append(AppendResult(draft.event_id, entry.seq, entry.envelope.persisted_at))
+        self._take(ticket, entries)
+        return ticket
+
+    def add_records(self, records: Sequence[Record]) -> Ticket:
+        """Take over records of another log, which the caller has found to fit.
+
+        Raises:
+            LogFailed: one of them cannot be written.
+        """
+        entries, tail = [], self._tail
+        for left, record in zip(range(len(records) - 1, -1, -1), records, strict=True):
+            try:
+                check_body(record.body)
+            except (ValueError, RecursionError) as error:
+                raise LogFailed(f"Event {record.seq} of {record.stream!r} cannot be written: {error}") from error
+            envelope = Envelope(
+                record.event_id,
+                record.type,
+                record.persisted_at,
+                None if record.key == record.event_id else record.key,
+                record.tenant,
+                record.emitted_at,
+                None if record.seq == tail + 1 else tail,
+                left,
+            )
+            entries.append(Entry(record.seq, envelope, record.body))
+            tail = record.seq
+        ticket = Ticket(self._settler)
+        self._take(ticket, entries)
+        return ticket
+
+    def begin_flush(self) -> Batch:
+        self.flushing, self.filling = self.filling, Batch()
+        return self.flushing
+
+    def end_flush(self, held: Held | None, failure: RunstateError | None) -> None:
+        """Tell everybody what became of the flush."""
+        batch, self.flushing = self.flushing, Batch()
+        tickets = batch.tickets
+        if failure is not None:
+            # What was buffered meanwhile counts on the places before it.
+            tickets = tickets + self.filling.tickets
+            self.filling = Batch()
+            if held is not None:
+                self.rewind(held)
+        elif batch.lines and held is not None:
+            entries = list(batch.entries.values())
+            held.add([e.seq for e in entries], [e.envelope for e in entries], sum(map(len, batch.lines)))
+            held.previous = entries[-1].body
+        for ticket in tickets:
+            ticket.error, ticket.is_done = failure, True
+            # Of two who wait for one ticket, one may lead before the other, who was woken to lead, has noticed.
+            if ticket.wake is not None and ticket.wake.locked():
+                ticket.wake.release()
+
+    def _holds(self, held: Held, key: str) -> bool:
+        return key in self.filling.entries or key in held.keys or key in self.flushing.entries or key in held.old_keys
+
+    def _rendered(self, drafts: dict[str, Draft]) -> list[Entry]:
+        if not self.filling.lines:
+            self.filling.persisted_at = now()
+        persisted_at, seq, previous, more = self.filling.persisted_at, self._seq, self._previous, len(drafts)
+        after = None if not self._tail or self._tail == seq else self._tail
+        entries = []
+        try:
+            for key, draft in drafts.items():
+                seq, more, event_id = seq + 1, more - 1, draft.event_id
+                body = draft.render(seq, persisted_at, previous)
+                check_body(body)
+                own_key = None if key == event_id else key
+                envelope = Envelope(
+                    event_id, draft.type, persisted_at, own_key, draft.tenant, draft.emitted_at, after, more
+                )
+                entries.append(Entry(seq, envelope, body))
+                previous, after = body, None
+        except Exception as error:  # What a draft does wrong must reach its caller as an error of ours.
+            raise LogFailed(f"It cannot be written: {error!r}") from error
+        return entries
+
+    def _take(self, ticket: Ticket, entries: list[Entry]) -> None:
+        batch = self.filling
+        entries[0].envelope.flush = not batch.lines
+        try:
+            lines = [write_entry(entry.seq, entry.body, entry.envelope) for entry in entries]
+        except (ValueError, TypeError) as error:  # A lone surrogate, or no string at all.
+            raise LogFailed(f"It cannot be written: {error!r}") from error
+        batch.born = batch.born if batch.lines else monotonic()
+        batch.lines += lines
+        for entry in entries:
+            batch.entries[entry.envelope.known_key] = entry
+        batch.tickets.append(ticket)
+        self._seq = self._tail = entries[-1].seq
+        self._previous = entries[-1].body
+
+    def _follow(self, ticket: Ticket, drafts: Sequence[Draft]) -> None:
+        """A retry of what is on its way stands or falls with it."""
+        for batch in (self.filling, self.flushing):
+            if any(draft.key in batch.entries for draft in drafts):
+                batch.tickets.append(ticket)
+                return
+        ticket.is_done = True
+
+    def _first_result(self, held: Held, entry: Entry | None, draft: Draft) -> AppendResult:
+        key = draft.key
+        entry = entry or self.filling.entries.get(key) or self.flushing.entries.get(key)
+        if entry is not None:
+            first = entry.record(self._stream)
+        elif (seq := held.keys.get(key)) is not None:
+            first = self._stored(held, seq)
+        else:
+            # Its content is gone, and cannot be compared any more.
+            old = held.old_keys[key]
+            return AppendResult(old.event_id, old.seq, old.persisted_at, True, False)
+        differs = not draft.same_content(first.body)
+        return AppendResult(first.event_id, first.seq, first.persisted_at, True, False, differs)

@@ -1,0 +1,189 @@
+"""Checkpoints: a snapshot, then a WAL without the entries that it makes needless, while writers go on.
+
+Everything that takes long is done beside the writers: the snapshot, the archive, the copy of what stays. They wait only
+for the last step, in which the few entries that came meanwhile are copied and the new file takes the old one's place.
+Nothing is removed before the snapshot's directory was synced.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing, suppress
+from pathlib import PurePath
+
+from runstate.errors import AppendOutcomeUnknown
+from runstate.logs.disk import File
+from runstate.logs.log import StoredSnapshot
+from runstate.logs.wal.archive import segments, write_segment
+from runstate.logs.wal.entries import Damage, Entry, read_entry
+from runstate.logs.wal.ledger import OldKey, Removed, old_keys_max, read_old_keys, write_old_keys
+from runstate.logs.wal.reading import (
+    chunk_bytes,
+    count_lines,
+    damaged,
+    last_entry,
+    numbered_lines,
+    offset_after,
+    start_of,
+)
+from runstate.logs.wal.recovery import Held
+from runstate.logs.wal.snapshots import write_snapshot
+from runstate.logs.wal.writer import Writer
+
+segment_bytes = 16 * chunk_bytes
+"""About how much of the WAL goes into one archived segment."""
+_breath = 100
+"""After so many entries a long walk lets other threads run: else each of theirs would wait for a whole time slice."""
+
+
+def checkpoint(writer: Writer, snapshot: StoredSnapshot) -> None:
+    """Keep a snapshot, then remove the entries before its seq. The caller has the upkeep.
+
+    Raises:
+        ValueError: the stream has not come to the snapshot's seq.
+        LogDamaged: an entry that was to be archived is damaged; all of them stay.
+        OSError: nothing that is needed was removed, and writers go on.
+    """
+    writer.flush()
+    held = writer.load()
+    if not 0 < snapshot.seq <= held.last_seq:
+        raise ValueError(f"a checkpoint is of a seq from 1 to {held.last_seq}, not of {snapshot.seq}")
+    write_snapshot(writer.disk, writer.files, snapshot, zstd=writer.options.zstd)
+    if held.file is not None:
+        compact(writer, held, snapshot.seq)
+
+
+def compact(writer: Writer, held: Held, first_seq: int) -> None:
+    """Remove the entries before `first_seq` from the WAL, or move them to the archive."""
+    disk, files = writer.disk, writer.files
+    with closing(disk.open(files.wal, read_only=True)) as file:
+        end = held.end
+        start = start_of(file, end, first_seq)
+        if not start:
+            return
+        if writer.options.history == "archive":
+            _archive(writer, file, start)
+        old_keys = [*read_old_keys(disk, files), *_last_keys(writer, file, start)][-old_keys_max:]
+        write_old_keys(disk, files, old_keys)
+        writer.amend_ledger(
+            removed=_removed(writer, held, file, start, first_seq), last_seq=held.last_seq, swapping=True
+        )
+        temp = disk.temp_name(files.wal)
+        copy = disk.create(temp)
+        try:
+            end = _copied(file, start, end, copy)
+            copy.sync()
+            old = _swap(writer, held, temp, copy, start, end, old_keys)
+        except BaseException:
+            if held.file is not copy:
+                copy.close()
+                with suppress(OSError):
+                    disk.remove(temp)
+            raise
+    writer.amend_ledger(swapping=False)
+    while old:
+        # To free a large dictionary at once would hold up every thread.
+        for _ in range(min(len(old), 100 * _breath)):
+            old.popitem()
+        time.sleep(0)
+
+
+def _archive(writer: Writer, file: File, end: int) -> None:
+    """Keep what the WAL holds up to an offset."""
+    disk, files = writer.disk, writer.files
+    lines: list[bytes] = []
+    size = first = last = 0
+    for number, (offset, line) in enumerate(numbered_lines(file, 0, end)):
+        entry = _entry(files.stream, line, offset)
+        if number % _breath == 0:
+            time.sleep(0)
+        if not number:
+            _forget_unfinished(writer, entry.previous_seq)
+        if size >= segment_bytes:
+            write_segment(disk, files, first, last, b"".join(lines), zstd=writer.options.zstd)
+            lines, size = [], 0
+        # Named from the place behind the entry before it: a gap in the seqs is no gap in the archive.
+        first = entry.previous_seq + 1 if not lines else first
+        lines += (line, b"\n")
+        size, last = size + len(line) + 1, entry.seq
+    if lines:
+        write_segment(disk, files, first, last, b"".join(lines), zstd=writer.options.zstd)
+
+
+def _forget_unfinished(writer: Writer, last_seq: int) -> None:
+    """Remove the segments of a compaction that was cut short: nobody knows whether their names would survive."""
+    for segment in segments(writer.disk, writer.files):
+        if segment.last_seq > last_seq:
+            writer.disk.remove(segment.path)
+
+
+def _last_keys(writer: Writer, file: File, end: int) -> list[OldKey]:
+    """The keys of the last entries before an offset."""
+    stream, start, last = writer.files.stream, 0, last_entry(writer.files.stream, file, end)
+    if last is not None:
+        start = offset_after(file, end, last.seq - old_keys_max)
+    keys = []
+    for number, (offset, line) in enumerate(numbered_lines(file, start, end)):
+        entry = _entry(stream, line, offset)
+        keys.append(OldKey(entry.envelope.known_key, entry.seq, entry.envelope.event_id, entry.envelope.persisted_at))
+        if number % _breath == 0:
+            time.sleep(0)
+    return keys
+
+
+def _removed(writer: Writer, held: Held, file: File, end: int, first_seq: int) -> Removed:
+    """What is to be remembered of the entries up to an offset, and of all that went before them."""
+    gone, counted = held.ledger.removed, 0
+    if gone is not None:
+        counted = start_of(file, end, gone.before_seq)  # Left by a compaction that was cut short.
+    events = count_lines(file, counted, end) + (0 if gone is None else gone.events)
+    last = last_entry(writer.files.stream, file, end)
+    return Removed(first_seq, events, held.tenant, held.first_at, "" if last is None else last.envelope.persisted_at)
+
+
+def _copied(file: File, start: int, end: int, copy: File) -> int:
+    while start < end:
+        chunk = file.read_at(start, min(chunk_bytes, end - start))
+        copy.append(chunk)
+        start += len(chunk)
+    return start
+
+
+def _swap(
+    writer: Writer, held: Held, temp: PurePath, copy: File, start: int, copied: int, old_keys: list[OldKey]
+) -> dict[str, int]:
+    """Let the copy take the WAL's place. Returns the keys that are no longer needed, for the caller to free."""
+    disk, files = writer.disk, writer.files
+    old = {key.key: key for key in old_keys}
+    with writer.claimed():
+        with closing(disk.open(files.wal, read_only=True)) as file:
+            _copied(file, copied, held.end, copy)
+        copy.sync()
+        with writer.gate:
+            disk.rename(temp, files.wal)
+            replaced, held.file, held.end = held.file, copy, held.end - start
+            kept: dict[str, int] = {}
+            for key, seq in reversed(held.keys.items()):
+                if held.ledger.removed is not None and seq < held.ledger.removed.before_seq:
+                    break
+                kept[key] = seq
+            needless, held.keys, held.old_keys = held.keys, dict(reversed(kept.items())), old
+            writer.generation += 1
+        if replaced is not None:
+            replaced.close()
+        try:
+            disk.sync_directory(files.home)
+        except OSError as error:
+            # Nobody knows which file the name will stand for after a power cut. The ledger tells the next who opens it.
+            writer.end_flush(
+                AppendOutcomeUnknown(f"The new WAL's name could not be flushed ({error}); open the log again")
+            )
+            raise
+    return needless
+
+
+def _entry(stream: str, line: bytes, offset: int) -> Entry:
+    try:
+        return read_entry(stream, line, None)
+    except Damage as damage:
+        raise damaged(stream, damage, 0, offset) from damage

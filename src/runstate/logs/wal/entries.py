@@ -1,0 +1,218 @@
+"""What one line of `wal.jsonl` is, how it is written, and how it is found to be damaged.
+
+    {"seq":7,"event":LINE,"crc":"8 hex","record":{"sum":"8 hex","event_id":"…","type":"…","persisted_at":"…",…}}
+
+LINE is the model's own. `crc` is CRC-32C over LINE; `sum` is CRC-32C over `{"seq":7,` and what follows `sum`, up to and
+with the brace that closes `record`; what is left is fixed. No string of `record` can hold `,"crc":"`, because JSON
+escapes the quotes inside a string, so the last one in a line is the entry's own. Entries of the seed's plainer form,
+without `record` and perhaps without `crc`, are read too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from google_crc32c import value as crc32c
+
+from runstate.logs.log import Record
+from runstate.models.model import stable_uuid
+
+ENTRY_DAMAGED = "log.entry_damaged"
+OUT_OF_ORDER = "log.out_of_order"
+NOT_UTF8 = "log.not_utf8"
+unknown_at = "1970-01-01T00:00:00.000Z"
+"""When an entry that does not tell was stored."""
+
+
+class Damage(Exception):
+    """A line that no append wrote there."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Envelope(msgspec.Struct, gc=False, omit_defaults=True):
+    """What an entry tells beside its event: the record's own data, and its place among its neighbours."""
+
+    event_id: str
+    type: str
+    persisted_at: str
+    key: str | None = None
+    """None: the event's id."""
+    tenant: str = ""
+    emitted_at: str = ""
+    after: int | None = None
+    """The seq of the entry before it, where that is not the one before this seq."""
+    more: int = 0
+    """How many entries of the same append follow. An append that lacks some of them never happened."""
+    flush: bool = False
+    """True: everything before it had been flushed when it was written. So damage before it is no torn write."""
+
+    @property
+    def known_key(self) -> str:
+        return self.event_id if self.key is None else self.key
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """A line that is intact."""
+
+    seq: int
+    envelope: Envelope
+    body: bytes
+
+    @property
+    def previous_seq(self) -> int:
+        """The seq of the entry before it, wherever that is now; 0 where it was the first."""
+        return self.seq - 1 if self.envelope.after is None else self.envelope.after
+
+    def record(self, stream: str) -> Record:
+        told = self.envelope
+        return Record(
+            stream,
+            self.seq,
+            told.event_id,
+            told.type,
+            told.known_key,
+            told.tenant,
+            told.emitted_at,
+            told.persisted_at,
+            self.body,
+        )
+
+
+class _Plain(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """The seed's own entry."""
+
+    seq: int
+    event: msgspec.Raw
+    crc: str | None = None
+
+
+class _Told(msgspec.Struct, gc=False):
+    """What the seed's events tell of themselves."""
+
+    type: str
+    event_id: str = ""
+
+
+_encode = msgspec.json.Encoder().encode
+_envelopes = msgspec.json.Decoder(Envelope)
+_envelope_lists = msgspec.json.Decoder(list[Envelope])
+_plains = msgspec.json.Decoder(_Plain)
+_tellings = msgspec.json.Decoder(_Told)
+_any_json = msgspec.json.Decoder(msgspec.Raw)
+_crc_name = b',"crc":"'
+_record_name = b'","record":{"sum":"'
+_sum_start = 8 + len(_record_name)
+_members_start = _sum_start + 8 + len(b'",')
+
+
+# --- writing -------------------------------------------------------------------------------------------------
+
+
+def write_entry(seq: int, body: bytes, envelope: Envelope) -> bytes:
+    """An entry with its newline."""
+    members = _encode(envelope)[1:]
+    head = b'{"seq":%d,' % seq
+    sums = b',"crc":"%08x","record":{"sum":"%08x",' % (crc32c(body), crc32c(head + members))
+    return b"".join((head, b'"event":', body, sums, members, b"}\n"))
+
+
+def check_body(body: bytes) -> None:
+    """
+    Raises:
+        ValueError: no reader could make a line of it.
+    """
+    if b"\n" in body:
+        raise ValueError("an event's line holds a newline")
+    if not body.isascii():
+        body.decode()  # A reader of text stops at what is no UTF-8.
+    _any_json.decode(body)
+
+
+# --- reading -------------------------------------------------------------------------------------------------
+
+
+def intact_bodies(seq: int, lines: Sequence[bytes]) -> list[bytes] | None:
+    """The events of lines that are numbered from `seq` on; None where each must be looked at by `read_entry`.
+
+    What `sum` covers is not looked at: nothing of it is given out.
+    """
+    parts = [line.rpartition(_crc_name) for line in lines]
+    starts = [b'{"seq":%d,"event":' % number for number in range(seq, seq + len(lines))]
+    bodies = [head[len(start) :] for (head, _, _), start in zip(parts, starts, strict=True)]
+    if [head[: len(start)] for (head, _, _), start in zip(parts, starts, strict=True)] != starts:
+        return None
+    return bodies if [tail[:8] for _, _, tail in parts] == [b"%08x" % crc32c(body) for body in bodies] else None
+
+
+def intact_envelopes(seq: int, lines: Sequence[bytes]) -> list[Envelope] | None:
+    """What lines that are numbered from `seq` on tell, all of them checked in full; None where one is unusual."""
+    bodies = intact_bodies(seq, lines)
+    if bodies is None:
+        return None
+    tails = [line.rpartition(_crc_name)[2] for line in lines]
+    members = [tail[_members_start:-1] for tail in tails]
+    sums = [
+        b'","record":{"sum":"%08x",' % crc32c(b'{"seq":%d,%b' % (number, told))
+        for number, told in enumerate(members, seq)
+    ]
+    if [tail[8:_members_start] for tail in tails] != sums or any(line[-2:] != b"}}" for line in lines):
+        return None
+    try:
+        found = _envelope_lists.decode(b"[{%b]" % b",{".join(members))
+    except (msgspec.MsgspecError, UnicodeError):
+        return None
+    return found if all(envelope.after is None for envelope in found) else None
+
+
+def read_entry(stream: str, line: bytes, previous_seq: int | None) -> Entry:
+    """A line as an entry, after every check. `previous_seq`: of the entry before it, None where that is not known.
+
+    Raises:
+        Damage: what is wrong.
+    """
+    entry = _own_entry(line) or _plain_entry(stream, line)
+    if entry.seq < 1 or (previous_seq is not None and entry.previous_seq != previous_seq):
+        raise Damage(OUT_OF_ORDER, f"Entry {entry.seq} does not stand behind entry {previous_seq}")
+    return entry
+
+
+def whole_entry(stream: str, line: bytes) -> Entry | None:
+    """The entry in a line, at whatever place it stands; None where the line is none."""
+    try:
+        return read_entry(stream, line, None)
+    except Damage:
+        return None
+
+
+def _own_entry(line: bytes) -> Entry | None:
+    head, _, tail = line.rpartition(_crc_name)
+    start, _, body = head.partition(b'"event":')
+    members = tail[_members_start:-1]
+    fixed = b'%08x","record":{"sum":"%08x",' % (crc32c(body), crc32c(start + members))
+    if tail[:_members_start] != fixed or line[-2:] != b"}}" or not start.startswith(b'{"seq":'):
+        return None
+    try:
+        return Entry(int(start[7:-1]), _envelopes.decode(b"{" + members), body)
+    except (msgspec.MsgspecError, UnicodeError, ValueError):
+        return None
+
+
+def _plain_entry(stream: str, line: bytes) -> Entry:
+    try:
+        line.decode()
+    except UnicodeError as error:
+        raise Damage(NOT_UTF8, f"The line is no UTF-8: {error}") from error
+    try:
+        plain = _plains.decode(line)
+        body = bytes(plain.event)
+        told = _tellings.decode(body)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise Damage(ENTRY_DAMAGED, f"The line is no entry, or does not fit its checksums: {error}") from error
+    if plain.crc is not None and plain.crc != f"{crc32c(body):08x}":
+        raise Damage(ENTRY_DAMAGED, "The event does not fit its checksum")
+    event_id = told.event_id or stable_uuid(stream, str(plain.seq), body.decode())
+    return Entry(plain.seq, Envelope(event_id, told.type, unknown_at), body)

@@ -1,0 +1,78 @@
+"""`ledger.json`: what a stream must not forget when its entries go, above all which seqs were given out.
+
+`seq` never repeats, whatever becomes of the WAL and the snapshots. So seqs are reserved here in large steps before the
+first of them is written: after damage that hides where the stream ended, it goes on behind all that were reserved.
+`keys.json` remembers the keys of the last entries that compaction has removed, so that a retry is still known.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from runstate.logs.disk import Disk, replace_durably
+from runstate.logs.sealed import sealed, unsealed
+from runstate.logs.wal.files import StreamFiles, read_or_none
+
+reserve_step = 1 << 16
+"""Seqs are reserved in steps of so many: one more small write for that many events."""
+old_keys_max = 10_000
+"""The keys of so many removed entries are remembered."""
+
+
+class Removed(msgspec.Struct, frozen=True):
+    """What compaction has removed so far, in sum: the entries before `before_seq`."""
+
+    before_seq: int
+    events: int
+    tenant: str
+    first_persisted_at: str
+    last_persisted_at: str
+
+
+class Ledger(msgspec.Struct, frozen=True):
+    reserved: int = 0
+    """No entry has a greater seq than this."""
+    last_seq: int = 0
+    """The WAL had entries up to this one, when this was written."""
+    floor_seq: int = 0
+    """Seqs up to this one were given out, though their entries may be gone."""
+    removed: Removed | None = None
+    swapping: bool = False
+    """True: the WAL is being replaced, so it is not sure that its name survives a power cut."""
+    format: int = 1
+
+
+class OldKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    key: str
+    seq: int
+    event_id: str
+    persisted_at: str
+
+
+class OldKeys(msgspec.Struct, frozen=True):
+    keys: list[OldKey]
+    """Ascending by seq."""
+
+
+def read_ledger(disk: Disk, files: StreamFiles) -> Ledger | None:
+    """The ledger; None where there is none that can be believed."""
+    data = read_or_none(disk, files.ledger)
+    return None if data is None else unsealed(data, Ledger)
+
+
+def write_ledger(disk: Disk, files: StreamFiles, ledger: Ledger) -> None:
+    """
+    Raises:
+        OSError: the old one may stand.
+    """
+    replace_durably(disk, files.ledger, sealed(ledger))
+
+
+def read_old_keys(disk: Disk, files: StreamFiles) -> list[OldKey]:
+    data = read_or_none(disk, files.keys)
+    found = None if data is None else unsealed(data, OldKeys)
+    return [] if found is None else found.keys
+
+
+def write_old_keys(disk: Disk, files: StreamFiles, keys: list[OldKey]) -> None:
+    replace_durably(disk, files.keys, sealed(OldKeys(keys[-old_keys_max:])))

@@ -1,0 +1,398 @@
+"""The port over a directory with a write-ahead log per stream: one writer per stream, readers never blocked.
+
+The append authority is the stream's kernel lock, held from the first append until the log is closed. Files are reached
+through `Disk` alone. There is no order across streams, so there is no feed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from itertools import chain, takewhile
+from pathlib import PurePath
+
+from runstate.errors import SnapshotTooNew, StreamNotFound, Truncated
+from runstate.logs.adoption import check_records, key_taken, new_records
+from runstate.logs.blobs import Blobs
+from runstate.logs.directories import prepare_root, remove_tree, streams_among, translated
+from runstate.logs.disk import TEMP_SUFFIX, Disk, RealDisk
+from runstate.logs.handle import Handle
+from runstate.logs.log import (
+    AppendResult,
+    BlobRef,
+    Capability,
+    FeedPage,
+    Finding,
+    Head,
+    Position,
+    Record,
+    StoredSnapshot,
+    StreamInfo,
+    check_expected,
+    check_limit,
+    refuse,
+)
+from runstate.logs.wal.compaction import checkpoint
+from runstate.logs.wal.files import StreamFiles, move_aside
+from runstate.logs.wal.ledger import read_ledger
+from runstate.logs.wal.options import WalOptions, checked
+from runstate.logs.wal.reader import WalReader
+from runstate.logs.wal.reading import View
+from runstate.logs.wal.recovery import Held, logger
+from runstate.logs.wal.snapshots import (
+    CorruptSnapshot,
+    check_snapshot,
+    find_snapshot,
+    snapshot_paths,
+    write_snapshot,
+)
+from runstate.logs.wal.tickets import Ticket
+from runstate.logs.wal.verify import verify_stream
+from runstate.logs.wal.writer import Writer
+from runstate.logs.wal.writers import OpenedWal, Writers
+from runstate.models.model import Draft, check_stream
+
+_tombstone = ".deleted"
+_seq_max = 2**63 - 1
+
+
+class WalLog(Handle):
+    """A directory of streams. Threads may share it; another process may write to other streams."""
+
+    capabilities = frozenset(Capability) - {Capability.MULTI_PROCESS, Capability.FEED}
+
+    def __init__(
+        self, root: PurePath, *, options: WalOptions | None = None, create: bool = True, disk: Disk | None = None
+    ) -> None:
+        """Open a directory, and make it if it is not there.
+
+        Raises:
+            InvalidUrl: an option out of bounds.
+            LogNotFound: it is not there, and `create` is false.
+            NotALog: a file is there.
+            LogFailed: it cannot be made: no such directory above it, no permission.
+        """
+        super().__init__()
+        self.root, self.options = root, checked(options or WalOptions())
+        self.recoveries: list[Finding] = []
+        """What opening streams for writing has cut off or rotated away."""
+        self._disk: Disk = disk or RealDisk()
+        self._blobs = Blobs(self._disk, root / ".blobs")
+        self._swept = False
+        is_new = prepare_root(self._disk, root, create)
+        self._writers = Writers(self._disk, root, self.options, self.recoveries, is_settled=is_new)
+
+    # --- appending -----------------------------------------------------------------------------------------
+
+    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
+        check_stream(stream)
+        self._check_open()
+        return self._writers.submit(stream, drafts, expected_seq, is_waited_for=True).wait() if drafts else []
+
+    def append_buffered(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> Ticket:
+        """Append to the buffer: the seqs are known at once, durability comes with the next flush.
+
+        That is after `flush_interval_ms`, with `flush_entries`, or when anybody waits or calls `flush`. Whoever runs
+        far ahead of the disk is made to wait for it.
+
+        Raises:
+            what `append` raises for what is wrong with the drafts. A failed flush is told by the ticket; after one
+            whose outcome is unknown, the stream refuses everything until the log is opened again.
+        """
+        check_stream(stream)
+        self._check_open()
+        return self._writers.submit(stream, drafts, expected_seq, is_waited_for=False)
+
+    def flush(self, stream: str | None = None) -> None:
+        """Return once everything that was appended before is durable.
+
+        Raises:
+            AppendOutcomeUnknown, LogFull, LogFailed: it is not.
+        """
+        self._check_open()
+        for writer in self._writers.all():
+            if stream in (None, writer.files.stream):
+                writer.flush()
+
+    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+        check_stream(stream)
+        self._check_open()
+        check_records(stream, records)
+        if not records:
+            return 0
+        with self._writers.leading(stream) as writer:
+            with writer.quiet() as held:
+                new = self._new_records(writer, held, records)
+                ticket = writer.submit_records(new) if new else None
+            if ticket is not None:
+                writer.write_out()
+                ticket.wait()
+            return len(new)
+
+    def _new_records(self, writer: Writer, held: Held, records: Sequence[Record]) -> list[Record]:
+        stored: list[Record] = []
+        if held.file is not None and records[0].seq <= held.last_seq:
+            with closing(self._disk.open(writer.files.wal, read_only=True)) as file, suppress(Truncated):
+                view = View(self._disk, writer.files, file, held.end)
+                stored = list(takewhile(lambda r: r.seq <= records[-1].seq, view.records(records[0].seq - 1)))
+        new = new_records(writer.files.stream, records, held.last_seq, stored)
+        for record in new:
+            if record.key in held.keys or record.key in held.old_keys:
+                raise key_taken(record, held.last_seq)
+        return new
+
+    # --- reading -------------------------------------------------------------------------------------------
+
+    def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
+        check_stream(stream)
+        check_limit(limit)
+        after = max(0, min(after_seq, _seq_max))
+        with self._view(stream) as view:
+            return [] if view is None else list(view.records(after, limit))
+
+    def lines(self, stream: str, *, after_seq: int = 0, until_seq: int | None = None) -> Iterator[bytes]:
+        check_stream(stream)
+        return chain.from_iterable(self._bodies(stream, max(0, min(after_seq, _seq_max)), until_seq))
+
+    def _bodies(self, stream: str, after_seq: int, until_seq: int | None) -> Iterator[Sequence[bytes]]:
+        with self._view(stream) as view:
+            if view is not None:
+                yield from view.bodies(after_seq, until_seq)
+
+    def reader(self, stream: str, *, processed_seq: int = 0) -> WalReader:
+        """A reader that begins behind `processed_seq`, as a snapshot tells it, and goes on behind corrupt lines."""
+        check_stream(stream)
+        self._check_open()
+        return WalReader(stream, processed_seq, partial(self._opened, stream), partial(self._writers.end_of, stream))
+
+    def find(self, stream: str, key: str) -> Record | None:
+        """The event that a key stands for, or None: also where the event was removed by a checkpoint."""
+        check_stream(stream)
+        with self._view(stream) as view, suppress(Truncated):
+            if view is None:
+                return None
+            held = None if (writer := self._writers.get(stream)) is None else writer.held
+            if held is not None and (seq := held.keys.get(key)) is not None:
+                return next(view.records(seq - 1, 1), None)
+            if held is None or view.archived():
+                return next((record for record in view.records(view.begins_after()) if record.key == key), None)
+        return None
+
+    def feed(self, *, after: Position | None = None, limit: int = 1000) -> FeedPage:
+        raise refuse(Capability.FEED, "wal")
+
+    def streams(self, *, after: str = "", limit: int = 1000) -> list[StreamInfo]:
+        check_limit(limit)
+        self._check_open()
+        found: list[StreamInfo] = []
+        for stream in self._names(after):
+            if len(found) >= limit:
+                break
+            if (info := self.stream(stream)) is not None:
+                found.append(info)
+        return found
+
+    def stream(self, stream: str) -> StreamInfo | None:
+        check_stream(stream)
+        self._check_open()
+        writer = self._writers.get(stream)
+        if writer is not None and (held := writer.held) is not None:
+            return held.info(stream)
+        with self._view(stream) as view:
+            # The ledger last: it tells of what compaction is about to remove, before that is gone.
+            return None if view is None else view.info(read_ledger(self._disk, self._files(stream)))
+
+    def heads(self, *, after: str = "", until: str | None = None, versions: bool = True) -> Iterator[Head]:
+        self._check_open()
+        for stream in self._names(after, until):
+            with self._view(stream) as view:
+                yield Head(stream, 0, "gone", 0) if view is None else view.head()
+
+    # --- snapshots -----------------------------------------------------------------------------------------
+
+    def load_snapshot(self, stream: str, model: str) -> StoredSnapshot | None:
+        """The snapshot of a model, or None. One that is corrupt is none; who has the stream's lock keeps it as `.bak`.
+
+        Raises:
+            SnapshotTooNew: a newer Runstate wrote it; it was left untouched.
+        """
+        check_stream(stream)
+        self._check_open()
+        with translated():
+            try:
+                return find_snapshot(self._disk, self._files(stream), model)
+            except CorruptSnapshot as error:
+                writer = self._writers.get(stream)
+                if writer is None or writer.held is None:
+                    logger.warning("%s: %s", stream, error)
+                else:
+                    with writer.upkeep:
+                        self._set_aside(stream, error)
+                return None
+
+    def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
+        check_stream(stream)
+        self._check_exists(stream)
+        with self._writers.keeping(stream) as writer:
+            if self._is_newer(stream, snapshot):
+                writer.flush()
+                write_snapshot(self._disk, writer.files, snapshot, zstd=self.options.zstd)
+
+    def checkpoint(self, stream: str, snapshot: StoredSnapshot) -> None:
+        """Keep a snapshot and remove the entries before its seq, or archive them. Writers go on meanwhile.
+
+        A snapshot that is older than what is kept is ignored.
+
+        Raises:
+            StreamNotFound: there is no such stream.
+            ValueError: the stream has not come that far.
+            LogFull, LogFailed, LogDamaged: nothing that is needed was removed; writers go on.
+            SnapshotTooNew: a newer Runstate wrote the one that is kept.
+        """
+        check_stream(stream)
+        self._check_exists(stream)
+        with self._writers.keeping(stream) as writer:
+            if self._is_newer(stream, snapshot):
+                checkpoint(writer, snapshot)
+
+    # --- the whole stream ----------------------------------------------------------------------------------
+
+    def recover(self, stream: str) -> list[Finding]:
+        """Take the stream's lock and recover it now, not with the first append. What was found, and done.
+
+        Raises:
+            LogBusy: another writer holds it.
+        """
+        check_stream(stream)
+        self._check_open()
+        before = len(self.recoveries)
+        with self._writers.keeping(stream) as writer:
+            writer.load()
+        return self.recoveries[before:]
+
+    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
+        check_stream(stream)
+        self._check_exists(stream)
+        self._sweep()
+        tombstone = self._disk.temp_name(self.root / _tombstone)
+        with self._writers.leading(stream) as writer, writer.quiet() as held:
+            if not held.last_seq:
+                raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+            check_expected(stream, held.last_seq, expected_seq)
+            writer.forget()
+            self._disk.rename(writer.files.home, tombstone)
+            self._disk.sync_directory(self.root)
+            with suppress(OSError):  # What cannot be removed now is swept up by a later deletion.
+                remove_tree(self._disk, tombstone)
+            writer.closed = True
+            # Whoever has opened the lock's file meanwhile finds it unlinked, and tries again with a new one.
+            with suppress(OSError):
+                self._disk.remove(writer.files.lock)
+
+    def verify(self, stream: str | None = None) -> Iterator[Finding]:
+        if stream is not None:
+            check_stream(stream)
+        self._check_open()
+        for name in self._names("") if stream is None else [stream]:
+            ledger = read_ledger(self._disk, files := self._files(name))
+            with self._view(name) as view:
+                yield from verify_stream(self._disk, files, ledger, view)
+        if stream is None:
+            yield from self.verify_rest()
+
+    def verify_rest(self) -> Iterator[Finding]:
+        with translated():
+            yield from self._blobs.verify()
+
+    def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
+        check_stream(stream)
+        self._check_exists(stream)
+        if dry_run:
+            return list(self.verify(stream))
+        before = len(self.recoveries)
+        with self._writers.leading(stream) as writer, writer.quiet():
+            writer.forget()
+            writer.loaded()
+            for path in snapshot_paths(self._disk, writer.files):
+                with suppress(SnapshotTooNew):
+                    try:
+                        check_snapshot(self._disk, path)
+                    except CorruptSnapshot as error:
+                        self._set_aside(stream, error)
+        return self.recoveries[before:]
+
+    # --- blobs ---------------------------------------------------------------------------------------------
+
+    def put_blob(self, data: bytes) -> BlobRef:
+        self._check_open()
+        with translated():
+            return self._blobs.put(bytes(data))
+
+    def get_blob(self, ref: BlobRef) -> bytes:
+        self._check_open()
+        with translated():
+            return self._blobs.get(ref)
+
+    # --- open and closed -----------------------------------------------------------------------------------
+
+    def _release(self) -> None:
+        self._writers.close()
+
+    def _check_exists(self, stream: str) -> None:
+        if self.stream(stream) is None:
+            raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+
+    # --- how -----------------------------------------------------------------------------------------------
+
+    def _files(self, stream: str) -> StreamFiles:
+        return StreamFiles(self.root, stream)
+
+    def _names(self, after: str, until: str | None = None) -> list[str]:
+        with translated():
+            return streams_among(self._disk.names(self.root), after, until)
+
+    @contextmanager
+    def _view(self, stream: str) -> Iterator[View | None]:
+        """A stream to read from; None where there is none."""
+        opened = self._opened(stream)
+        if opened is None:
+            yield None
+            return
+        with translated(), closing(opened.file):
+            yield View(self._disk, self._files(stream), opened.file, opened.end)
+
+    def _opened(self, stream: str) -> OpenedWal | None:
+        self._check_open()
+        with translated():
+            return self._writers.opened(stream)
+
+    def _is_newer(self, stream: str, snapshot: StoredSnapshot) -> bool:
+        try:
+            kept = find_snapshot(self._disk, self._files(stream), snapshot.model)
+        except CorruptSnapshot as error:
+            self._set_aside(stream, error)
+            return True
+        return kept is None or kept.version != snapshot.version or kept.seq <= snapshot.seq
+
+    def _set_aside(self, stream: str, error: CorruptSnapshot) -> None:
+        """Keep a corrupt snapshot as `.bak`. The caller has the stream's upkeep."""
+        with suppress(FileNotFoundError):  # Another thread was here first.
+            kept = move_aside(self._disk, error.path)
+            message = f"{error}. It is kept as {kept.name}; the state comes from the entries alone"
+            details = {"evidence": str(kept)}
+            finding = Finding(
+                code="snapshot.corrupt", message=message, severity="warning", stream=stream, details=details
+            )
+            logger.warning("%s: %s", stream, message)
+            self.recoveries.append(finding)
+
+    def _sweep(self) -> None:
+        """Finish, once, what deletions of processes that were killed have left."""
+        if self._swept:
+            return
+        self._swept = True
+        with translated():
+            for name in self._disk.names(self.root):
+                if name.startswith(_tombstone) and name.endswith(TEMP_SUFFIX):
+                    remove_tree(self._disk, self.root / name)

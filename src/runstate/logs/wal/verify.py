@@ -1,0 +1,97 @@
+"""What `verify` looks at in a stream: every entry, its archive, its ledger, its snapshots. It changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from runstate.errors import LogDamaged, SnapshotTooNew, Truncated
+from runstate.logs.disk import Disk
+from runstate.logs.log import Finding
+from runstate.logs.sealed import unsealed
+from runstate.logs.wal.archive import verify_segments
+from runstate.logs.wal.entries import whole_entry
+from runstate.logs.wal.files import StreamFiles, read_or_none
+from runstate.logs.wal.ledger import Ledger, OldKeys, read_ledger
+from runstate.logs.wal.reading import View, damage_finding, numbered_lines
+from runstate.logs.wal.recovery import EVENTS_MISSING, TORN_TAIL, salvage
+from runstate.logs.wal.snapshots import CorruptSnapshot, check_snapshot, snapshot_paths
+
+
+def verify_stream(disk: Disk, files: StreamFiles, ledger: Ledger | None, view: View | None) -> Iterator[Finding]:
+    """Findings for one stream, whose ledger was read before the view was opened. No view: there is no WAL."""
+    last_seq = 0
+    if view is not None:
+        keys: set[str] = set()
+        try:
+            for _, line in numbered_lines(view.file, 0, view.end):
+                first = whole_entry(files.stream, line)
+                break
+            else:
+                first = None
+            start = 0 if first is None else first.previous_seq
+            for record in view.records(start):
+                last_seq = record.seq
+                if record.key in keys:
+                    message = f"The key {record.key[:80]!r} stands for two events"
+                    yield Finding(code="log.key_twice", message=message, stream=files.stream, seq=record.seq)
+                keys.add(record.key)
+        except LogDamaged as error:
+            yield _with_loss(view, damage_finding(error))
+            last_seq = ledger.last_seq if ledger is not None else 0
+        except Truncated:
+            last_seq = ledger.last_seq if ledger is not None else 0
+        else:
+            yield from _remains(files, view, last_seq)
+    if ledger is not None and last_seq < ledger.last_seq:
+        message = f"There were events up to {ledger.last_seq}, now there are none behind {last_seq}"
+        yield Finding(code=EVENTS_MISSING, message=message, stream=files.stream, seq=last_seq + 1)
+    yield from verify_segments(disk, files)
+    yield from _beside(disk, files)
+
+
+def _with_loss(view: View, finding: Finding) -> Finding:
+    """A finding, with how many whole entries stand behind the damage: the next recovery leaves them in `.bak`."""
+    lines = numbered_lines(view.file, finding.details["offset"], view.end)
+    finding.details["behind"] = sum(1 for _, line in lines if whole_entry(view.stream, line) is not None)
+    return finding
+
+
+def _remains(files: StreamFiles, view: View, last_seq: int) -> Iterator[Finding]:
+    """What stands behind the last whole append, unless it is the plain stub that every killed writer may leave."""
+    remnant = view.file.read_at(view.end, max(0, view.file.size() - view.end))
+    if b"\0" in remnant or (remnant and salvage(files.stream, remnant, last_seq or None)):
+        yield Finding(
+            code=TORN_TAIL,
+            message=f"{len(remnant)} bytes behind event {last_seq} are no whole append; the next keeps and cuts them",
+            severity="warning",
+            stream=files.stream,
+            seq=last_seq + 1,
+            details={"offset": view.end, "bytes": len(remnant)},
+        )
+
+
+def _beside(disk: Disk, files: StreamFiles) -> Iterator[Finding]:
+    for path, kind in ((files.ledger, Ledger), (files.keys, OldKeys)):
+        data = read_or_none(disk, path)
+        if data is not None and unsealed(data, kind) is None:
+            yield Finding(
+                code="log.file_damaged",
+                message=f"{path.name} was changed; it is written again with the next checkpoint",
+                severity="warning",
+                stream=files.stream,
+            )
+    ledger = read_ledger(disk, files)
+    for path in snapshot_paths(disk, files):
+        try:
+            check_snapshot(disk, path)
+        except SnapshotTooNew as error:
+            yield Finding(code=error.code, message=str(error), severity="warning", stream=files.stream)
+        except CorruptSnapshot as error:
+            # What it stands for is gone from the WAL, if a checkpoint has removed it.
+            needed = ledger is not None and ledger.removed is not None
+            yield Finding(
+                code="snapshot.corrupt",
+                message=f"{error}; the next recovery keeps it as .bak",
+                severity="damage" if needed else "warning",
+                stream=files.stream,
+            )

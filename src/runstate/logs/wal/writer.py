@@ -1,0 +1,361 @@
+"""One stream that this process writes to: its lock, its group commits, and whoever leads them.
+
+Appends are framed and buffered by their callers. Of those who wait for durability one leads: it writes all that is
+buffered in one write, flushes once, wakes the others, and appoints the next. Where nobody waits, a thread flushes after
+an interval, or once enough entries have gathered.
+"""
+
+from __future__ import annotations
+
+from _thread import LockType, allocate_lock
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from threading import Condition, Lock, Thread
+from time import monotonic
+
+import msgspec
+
+from runstate.errors import AppendOutcomeUnknown, LogClosed, RunstateError
+from runstate.logs import disk as files_door
+from runstate.logs.directories import translate
+from runstate.logs.disk import Disk, File
+from runstate.logs.log import Finding, Record
+from runstate.logs.wal.buffer import Buffer
+from runstate.logs.wal.files import StreamFiles
+from runstate.logs.wal.ledger import reserve_step, write_ledger
+from runstate.logs.wal.options import WalOptions
+from runstate.logs.wal.reading import View
+from runstate.logs.wal.recovery import Held, load
+from runstate.logs.wal.tickets import Batch, Ticket
+from runstate.models.model import Draft
+
+_backlog = 32
+"""So many flushes' worth of entries may be buffered; beyond it, whoever adds to them waits for the disk."""
+
+
+class Gone(Exception):
+    """This writer was let go of meanwhile; ask the log for it again."""
+
+
+class Writer:
+    """A stream whose lock this process holds.
+
+    `gate` guards everything in memory and is held for moments only. Whoever leads may change the file.
+    """
+
+    def __init__(
+        self, disk: Disk, files: StreamFiles, lock: files_door.Lock, options: WalOptions, report: list[Finding]
+    ) -> None:
+        self.disk, self.files, self.options, self.users = disk, files, options, 0
+        self.upkeep = Lock()
+        """Held by whoever writes snapshots or compacts: one at a time."""
+        self.gate = Lock()
+        self.held: Held | None = None
+        self.generation = 0
+        """Changes whenever another file takes the place of the WAL."""
+        self.closed = False
+        self._lock: files_door.Lock | None = lock
+        self._report = report
+        self._bell, self._ledger_lock = Condition(self.gate), Lock()
+        self._buffer = Buffer(files.stream, self, self._stored)
+        self._is_led, self._claims = False, 0
+        self._is_poisoned = False
+        self._flusher: Thread | None = None
+
+    # --- appending -----------------------------------------------------------------------------------------
+
+    def load(self) -> Held:
+        """What is known of the stream, which is read and recovered if nothing is.
+
+        Raises:
+            Gone: it was closed meanwhile.
+            LogClosed: a flush has failed.
+            OSError: it cannot be read.
+        """
+        with self.gate:
+            return self.loaded()
+
+    def loaded(self) -> Held:
+        """`load`, for a caller who holds the gate."""
+        if self._is_poisoned:
+            raise LogClosed(f"A flush of {self.files.stream!r} failed, and nobody knows what is stored; reopen the log")
+        if self.closed:
+            raise Gone
+        if self.held is None:
+            self.held = load(self.disk, self.files, self._report)
+            self._buffer.rewind(self.held)
+        return self.held
+
+    def submit(self, drafts: Sequence[Draft], expected_seq: int | None, *, is_waited_for: bool = True) -> Ticket:
+        """Buffer an append.
+
+        Raises:
+            Gone, LogClosed, SequenceConflict, LogFailed, OSError: nothing was buffered.
+        """
+        with self.gate:
+            ticket = self._buffer.add(self.loaded(), drafts, expected_seq)
+            if not is_waited_for:
+                self._ring(len(drafts))
+            return ticket
+
+    def submit_records(self, records: Sequence[Record]) -> Ticket:
+        """Buffer records of another log as they are. The caller holds the gate and has checked that they fit."""
+        return self._buffer.add_records(records)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether so much is buffered that whoever adds to it should wait for the disk."""
+        return len(self._buffer.filling.lines) >= self.options.flush_entries * _backlog
+
+    def _ring(self, added: int) -> None:
+        """Wake the thread that flushes what nobody waits for, if these are the first entries, or enough of them."""
+        lines = len(self._buffer.filling.lines)
+        if self._flusher is None:
+            self._flusher = Thread(target=self._flush_always, name=f"wal {self.files.stream}", daemon=True)
+            self._flusher.start()
+        elif lines <= added or lines - added < self.options.flush_entries <= lines:
+            self._bell.notify_all()
+
+    def _stored(self, held: Held, seq: int) -> Record:
+        with closing(self.disk.open(self.files.wal, read_only=True)) as file:
+            return next(View(self.disk, self.files, file, held.end).records(seq - 1, 1))
+
+    # --- flushing ------------------------------------------------------------------------------------------
+
+    def settle(self, ticket: Ticket, timeout_s: float | None) -> None:
+        """Return once a ticket is done: by leading a flush, or by waiting for whoever does.
+
+        Raises:
+            TimeoutError: it is not done yet.
+        """
+        deadline = None if timeout_s is None else monotonic() + timeout_s
+        while not ticket.is_done:
+            wake = self._enlisted(ticket)
+            if wake is None:
+                self._lead()
+            else:
+                self._sleep(ticket, wake, -1 if deadline is None else max(0.0, deadline - monotonic()))
+
+    def _enlisted(self, ticket: Ticket) -> LockType | None:
+        """What to wait on for news of a ticket; None: its caller leads now."""
+        with self.gate:
+            if not ticket.is_done and (ticket.leads or not (self._is_led or self._claims)):
+                ticket.leads, self._is_led = False, True
+                return None
+            if ticket.wake is None:
+                ticket.wake = allocate_lock()
+                if not ticket.is_done:
+                    ticket.wake.acquire()
+            return ticket.wake
+
+    def flush(self) -> None:
+        """Flush everything that was buffered before."""
+        with self.gate:
+            batch = self._buffer.filling if self._buffer.filling.lines else self._buffer.flushing
+            if not batch.lines:
+                return
+            ticket = Ticket(self)
+            batch.tickets.append(ticket)
+        ticket.wait()
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Lead while the block runs: nobody else flushes, but appends are buffered still."""
+        with self.gate:
+            self._claims += 1
+            try:
+                while self._is_led:
+                    self._bell.wait()
+            finally:
+                self._claims -= 1
+            self._is_led = True
+        try:
+            yield
+        finally:
+            with self.gate:
+                self._pass_on()
+
+    @contextmanager
+    def quiet(self) -> Iterator[Held]:
+        """Nothing is buffered and nobody appends while the block runs. The caller leads.
+
+        Raises:
+            Gone, LogClosed, OSError: as `load`.
+        """
+        while True:
+            self.write_out()
+            with self.gate:
+                if self._buffer.is_empty:
+                    yield self.loaded()
+                    return
+
+    def write_out(self) -> None:
+        """Write and flush what is buffered now. The caller leads; failures go to the tickets."""
+        with self.gate:
+            batch = self._buffer.begin_flush()
+        failure: RunstateError | None = AppendOutcomeUnknown("The flush was interrupted; send the same keys again")
+        try:
+            failure = self._write(batch) if batch.lines else None
+        finally:
+            # Also when the caller who leads was interrupted: the others must not wait for ever.
+            self.end_flush(failure)
+
+    def end_flush(self, failure: RunstateError | None) -> None:
+        """Tell everybody what became of the flush; if nobody knows, refuse everything from now on. The caller leads."""
+        with self.gate:
+            self._is_poisoned |= isinstance(failure, AppendOutcomeUnknown)
+            self._buffer.end_flush(self.held, failure)
+
+    def _sleep(self, ticket: Ticket, wake: LockType, timeout_s: float) -> None:
+        woken = False
+        try:
+            woken = wake.acquire(timeout=timeout_s)
+        finally:
+            if not woken:
+                # Whoever leaves, interrupted or not, leaves nobody waiting for it.
+                with self.gate:
+                    ticket.wake = None
+                    if ticket.leads:
+                        ticket.leads = False
+                        self._pass_on()
+        if not woken and not ticket.is_done:
+            raise TimeoutError(f"The append to {self.files.stream!r} is not flushed yet")
+        if woken and ticket.is_done:
+            wake.release()  # Others may wait for the same ticket.
+
+    def _lead(self) -> None:
+        try:
+            self.write_out()
+        finally:
+            with self.gate:
+                self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Appoint whoever has waited longest to lead, if nobody has a claim. The caller holds the gate, and led."""
+        waiting = next((ticket for ticket in self._buffer.filling.tickets if ticket.wake is not None), None)
+        if waiting is None or waiting.wake is None or self._claims:
+            self._is_led = False
+            self._bell.notify_all()
+        else:
+            waiting.leads = True
+            waiting.wake.release()
+
+    def _is_due(self) -> bool:
+        return len(self._buffer.filling.lines) >= self.options.flush_entries
+
+    def _flush_always(self) -> None:
+        interval_s = self.options.flush_interval_ms / 1000
+        while True:
+            with self.gate:
+                while not self.closed:
+                    filling = self._buffer.filling
+                    left_s = filling.born + interval_s - monotonic()
+                    if not filling.lines or self._is_led or self._claims:
+                        self._bell.wait()
+                    elif self._is_due() or left_s <= 0:
+                        break
+                    else:
+                        self._bell.wait(left_s)
+                if self.closed:
+                    return
+                self._is_led = True
+            self._lead()
+
+    def _write(self, batch: Batch) -> RunstateError | None:
+        """Write and flush a batch. What went wrong, if anything did."""
+        held = self.held
+        if held is None:
+            return LogClosed()
+        try:
+            if held.file is None:
+                held.file = self._create()
+            self._reserve(held, next(reversed(batch.entries.values())).seq)
+            held.file.append(b"".join(batch.lines))
+        except OSError as error:
+            if self._take_back(held.end):
+                return translate(error)
+            return AppendOutcomeUnknown(f"A write failed ({error}), and could not be taken back")
+        try:
+            held.file.sync()
+        except OSError as error:
+            # The kernel may have dropped the pages. Cut them off now: nobody may take them for stored.
+            self._take_back(held.end)
+            return AppendOutcomeUnknown(f"A flush failed ({error}); open the log again and send the same keys")
+        return None
+
+    def _create(self) -> File:
+        """Make the stream's directory and file; once this returns, both names survive a power cut."""
+        disk, files = self.disk, self.files
+        with suppress(FileExistsError):
+            disk.make_directory(files.home)
+        try:
+            file = disk.create(files.wal)
+            try:
+                disk.sync_directory(files.home)
+                disk.sync_directory(files.root)
+            except BaseException:
+                # Names that a sync has failed on are never sure again; only new ones are.
+                file.close()
+                disk.remove(files.wal)
+                raise
+        except BaseException:
+            with suppress(OSError):
+                disk.remove_directory(files.home)
+            raise
+        return file
+
+    def _reserve(self, held: Held, seq: int) -> None:
+        """Make sure that no seq up to this one is ever given out again."""
+        if seq > held.ledger.reserved:
+            self.amend_ledger(reserved=seq + reserve_step, last_seq=held.last_seq)
+
+    def amend_ledger(self, **changes: object) -> None:
+        """
+        Raises:
+            OSError: the ledger may stand as it was.
+        """
+        with self._ledger_lock:
+            if (held := self.held) is not None:
+                ledger = msgspec.structs.replace(held.ledger, **changes)
+                write_ledger(self.disk, self.files, ledger)
+                held.ledger = ledger
+
+    def _take_back(self, end: int) -> bool:
+        """Cut the file back to what is durable, by a handle of its own: the old one may be poisoned."""
+        try:
+            with closing(self.disk.open(self.files.wal)) as file:
+                if file.size() > end:
+                    file.truncate(end)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    # --- letting go ----------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Flush what was accepted, and let go of the file, the thread and the lock."""
+        with self.gate:
+            self.closed = True
+            self._bell.notify_all()
+        with suppress(RunstateError):  # Told to those who hold the tickets.
+            self.flush()
+        if self._flusher is not None:
+            self._flusher.join()
+        with self.claimed():
+            held = self.held
+            if held is not None and held.tail_seq > held.ledger.last_seq and not self._is_poisoned:
+                with suppress(OSError):
+                    self.amend_ledger(last_seq=held.tail_seq)
+            self.forget()
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
+
+    def forget(self) -> None:
+        """Let go of the file and keep the lock; who comes next reads it again. The caller leads."""
+        held, self.held = self.held, None
+        if held is not None and held.file is not None:
+            with suppress(OSError):
+                held.file.close()

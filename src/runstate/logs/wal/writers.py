@@ -1,0 +1,180 @@
+"""The streams that a log has open for writing, and what its readers may see of them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import PurePath
+from threading import Lock
+from typing import NamedTuple
+
+from runstate.errors import LogClosed
+from runstate.logs.directories import translate, translated
+from runstate.logs.disk import Disk, File
+from runstate.logs.log import Finding
+from runstate.logs.wal.files import StreamFiles
+from runstate.logs.wal.options import WalOptions
+from runstate.logs.wal.reading import extent
+from runstate.logs.wal.tickets import Ticket
+from runstate.logs.wal.writer import Gone, Writer
+from runstate.models.model import Draft
+
+writers_max = 128
+"""Streams that are open for writing at once; beyond it, the one that was used longest ago is let go of."""
+
+
+class OpenedWal(NamedTuple):
+    """A WAL to read from."""
+
+    file: File
+    end: int
+    token: tuple[Writer, int] | None
+    """Who writes to it, and to which of the files that it has had; None: somebody else may."""
+
+
+class Writers:
+    def __init__(
+        self, disk: Disk, root: PurePath, options: WalOptions, report: list[Finding], *, is_settled: bool
+    ) -> None:
+        self._disk, self._root, self._options, self._report = disk, root, options, report
+        self._is_settled = is_settled
+        self._open: OrderedDict[str, Writer] = OrderedDict()
+        self._gate = Lock()
+        self._closed = False
+
+    def get(self, stream: str) -> Writer | None:
+        return self._open.get(stream)
+
+    def all(self) -> list[Writer]:
+        with self._gate:
+            return list(self._open.values())
+
+    def close(self) -> None:
+        with self._gate:
+            self._closed = True
+            writers, self._open = list(self._open.values()), OrderedDict()
+        for writer in writers:
+            with writer.upkeep:
+                writer.close()
+
+    # --- writing -------------------------------------------------------------------------------------------
+
+    def submit(self, stream: str, drafts: Sequence[Draft], expected_seq: int | None, *, is_waited_for: bool) -> Ticket:
+        """Buffer an append. If nobody is to wait for it, and far more is buffered than a flush takes, wait here.
+
+        Raises:
+            LogBusy, LogClosed, SequenceConflict, LogFailed: nothing was buffered.
+        """
+        while True:
+            # A stream that is open already is used as it is: should it be let go of meanwhile, it says so.
+            writer = self._open.get(stream)
+            try:
+                if writer is None or writer.held is None:
+                    with self.writing(stream) as writer:
+                        ticket = writer.submit(drafts, expected_seq, is_waited_for=is_waited_for)
+                else:
+                    ticket = writer.submit(drafts, expected_seq, is_waited_for=is_waited_for)
+            except Gone:
+                continue
+            except OSError as error:
+                raise translate(error) from error
+            if not is_waited_for and writer.is_crowded:
+                ticket.wait()
+            return ticket
+
+    @contextmanager
+    def writing(self, stream: str) -> Iterator[Writer]:
+        """A stream whose lock this process holds, for as long as the block runs and perhaps longer.
+
+        Raises:
+            LogBusy: another process, or another handle, holds it.
+        """
+        with translated():
+            with self._gate:
+                if self._closed:
+                    raise LogClosed()
+                writer = self._open.get(stream)
+                if writer is None or writer.closed:
+                    writer = self._locked(stream)
+                self._open[stream] = writer
+                self._open.move_to_end(stream)
+                writer.users += 1
+            try:
+                yield writer
+            finally:
+                with self._gate:
+                    writer.users -= 1
+                    idle = self._idle(writer)
+                for other in idle:
+                    other.close()
+
+    @contextmanager
+    def keeping(self, stream: str) -> Iterator[Writer]:
+        """Like `writing`, and nobody else writes snapshots or compacts meanwhile."""
+        while True:
+            with self.writing(stream) as writer, writer.upkeep:
+                if not writer.closed:  # Else it was deleted while we waited.
+                    yield writer
+                    return
+
+    @contextmanager
+    def leading(self, stream: str) -> Iterator[Writer]:
+        """Like `keeping`, and nobody else flushes meanwhile."""
+        with self.keeping(stream) as writer, writer.claimed():
+            yield writer
+
+    def _locked(self, stream: str) -> Writer:
+        files = StreamFiles(self._root, stream)
+        if not self._is_settled:
+            # Whoever made this directory may have been killed before its name was sure.
+            with suppress(PermissionError):
+                self._disk.sync_directory(self._root.parent)
+            self._is_settled = True
+        try:
+            lock = self._disk.lock(files.lock)
+        except FileNotFoundError:
+            with suppress(FileExistsError):
+                self._disk.make_directory(files.lock.parent)
+            lock = self._disk.lock(files.lock)
+        return Writer(self._disk, files, lock, self._options, self._report)
+
+    def _idle(self, writer: Writer) -> list[Writer]:
+        """Whom to close: a stream that could not be opened or was deleted, and those beyond the bound."""
+        idle = [writer] if writer.held is None and not writer.users else []
+        if len(self._open) > writers_max:
+            idle += [other for other in self._open.values() if not other.users][:1]
+        for other in idle:
+            if self._open.get(other.files.stream) is other:
+                del self._open[other.files.stream]
+        return idle
+
+    # --- reading -------------------------------------------------------------------------------------------
+
+    def opened(self, stream: str) -> OpenedWal | None:
+        """A stream's WAL, up to where it is durable; None where there is none."""
+        files, writer = StreamFiles(self._root, stream), self._open.get(stream)
+        try:
+            if writer is not None:
+                with writer.gate:
+                    if writer.held is not None:
+                        file = self._disk.open(files.wal, read_only=True)
+                        return OpenedWal(file, writer.held.end, (writer, writer.generation))
+            file = self._disk.open(files.wal, read_only=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        try:
+            return OpenedWal(file, extent(stream, file), None)
+        except BaseException:
+            file.close()
+            raise
+
+    def end_of(self, stream: str, token: object) -> int | None:
+        """Where a WAL that was opened before ends now; None where it must be opened again."""
+        writer = self._open.get(stream)
+        if writer is None or token is None:
+            return None
+        with writer.gate:
+            if writer.held is None or token != (writer, writer.generation):
+                return None
+            return writer.held.end
