@@ -138,8 +138,11 @@ def _audit_one(
         if reader.head.last_seq is not None and stored.seq > reader.head.last_seq:
             # Somebody has appended since the streams were listed, or the snapshot is ahead: a newer head tells.
             reader = source.fresh(stream) or reader
-    whole = source.has_all_of(stream)
-    audited = audit_stream(stream, reader.records(), model, bounds, told, kept=kept, whole=whole)
+    if after_seq := reader.begins_after():
+        message = f"The log was compacted: what was before seq {after_seq + 1} is in its snapshot, and was not audited"
+        told.warn("audit.compacted", message, after_seq + 1)
+    whole = source.has_all_of(stream) and not after_seq
+    audited = audit_stream(stream, reader.records(after_seq), model, bounds, told, kept=kept, whole=whole)
     return None if audited.error is not None and source.goes_around(audited.error) else audited
 
 

@@ -90,6 +90,9 @@ class TableStream:
                     row["body"] = row["body"].encode()
                     yield Record(**row)
 
+    def begins_after(self) -> int:
+        return 0
+
     def snapshot(self, model: str) -> StoredSnapshot | None:
         return None
 

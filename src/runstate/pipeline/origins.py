@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol, Self
 
 from runstate.errors import InvalidStream, LogDamaged, Unsupported
-from runstate.logs.log import Capability, EventLog, Finding, Head, Record, StoredSnapshot
+from runstate.logs.log import Capability, EventLog, Finding, Head, Record, StoredSnapshot, begins_after
 from runstate.logs.registry import open_log
 from runstate.models.registry import find_model
 from runstate.pipeline.shards import Shard, cut
@@ -82,6 +82,10 @@ class StreamReader(Protocol):
         """The same with their envelopes, and with every check that the origin knows."""
         ...
 
+    def begins_after(self) -> int:
+        """The seq behind which the origin has all of the stream: 0, but for a log that was compacted."""
+        ...
+
     def snapshot(self, model: str) -> StoredSnapshot | None:
         """What the origin itself keeps of the stream's state."""
         ...
@@ -140,6 +144,9 @@ class LogStream:
             if len(page) < _page or (last is not None and page[-1].seq >= last):
                 return
             after_seq = page[-1].seq
+
+    def begins_after(self) -> int:
+        return begins_after(self._log, self.head.stream)
 
     def snapshot(self, model: str) -> StoredSnapshot | None:
         return self._log.load_snapshot(self.head.stream, model)

@@ -9,15 +9,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-import re
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Any
 
 import msgspec
 
-from runstate.pipeline import page_charts as charts
 from runstate.logs.registry import shown_url
+from runstate.pipeline import page_charts as charts
 from runstate.pipeline.page_markup import (
     Html,
     count,

@@ -13,7 +13,7 @@ from hashlib import sha256
 import msgspec
 import pyarrow as pa
 
-from runstate.errors import LogDamaged, RunstateError
+from runstate.errors import LogDamaged, RunstateError, Truncated
 from runstate.logs.log import Finding
 from runstate.models.canonical import digest
 from runstate.models.model import AnyModel, ColumnFold, Folded
@@ -98,11 +98,23 @@ def fold_stream(reader: StreamReader, model: AnyModel, before: Snapshot | None =
         body = model.dump(state)
     except TableDamaged:
         raise  # It is no matter of one stream: those that come after it are as unreadable.
+    except Truncated as truncated:
+        kept = None if before is not None else _kept(reader, model)
+        return failed(stream, model, truncated) if kept is None else fold_stream(reader, model, kept)
     except Exception as error:  # noqa: BLE001 - whatever a model raises, the rest of the fleet has its snapshots
         return failed(stream, model, error)
     if not lines.last:
         return before
     return _made(stream, model, Folded(lines.seq, model.status(state), body), reader.head.version, lines)
+
+
+def _kept(reader: StreamReader, model: AnyModel) -> Snapshot | None:
+    """The snapshot that a log has kept in place of the events that it has dropped, if this model can go on from it."""
+    stored = reader.snapshot(model.name)
+    if stored is None or stored.version != model.version:
+        return None
+    folded = Folded(stored.seq, model.status(model.load(stored.body)), stored.body)
+    return _made(reader.head.stream, model, folded, reader.head.version, None)
 
 
 def fold_lines(stream: str, numbered: Iterable[tuple[int, bytes]], model: AnyModel) -> Snapshot:

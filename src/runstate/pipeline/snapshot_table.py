@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
-from runstate.errors import LogDamaged, NotALog
+from runstate.errors import LogDamaged, NotALog, Truncated
 from runstate.models.model import AnyModel
 from runstate.pipeline.events import plan_streams
 from runstate.pipeline.ingest import written, written_schema
@@ -140,6 +140,8 @@ def _gone_on(reader: StreamReader, model: AnyModel, earlier: Snapshot | None) ->
             earlier = None
     except LogDamaged as damage:
         return failed(reader.head.stream, model, damage)
+    except Truncated:  # What it ended with is no longer there to tell; the log's own snapshot stands in for it.
+        earlier = None
     return fold_stream(reader, model, earlier)
 
 

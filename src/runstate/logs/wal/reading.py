@@ -331,7 +331,8 @@ class View:
 
 def truncated(stream: str, first_seq: int) -> Truncated:
     return Truncated(
-        f"The stream {stream!r} begins with seq {first_seq} now; start from its snapshot",
+        f"The stream {stream!r} begins with seq {first_seq} now: a checkpoint has dropped what was before, which is in "
+        "its snapshot. To keep all events of a WAL, open it with ?history=archive",
         stream=stream,
         first_seq=first_seq,
     )
