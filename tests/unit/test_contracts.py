@@ -9,7 +9,7 @@ import ast
 import inspect
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -28,6 +28,7 @@ from runstate.models.engine import ENGINE, CanonicalEngineEvent, RunEventRecord,
 from runstate.models.engine.events import members_json
 from runstate.models.model import Alert
 from runstate.projector import Projector
+from runstate.sinks import Projected, StoreSink
 
 root = Path(__file__).parents[2]
 Write = Callable[..., RunEventWrite]
@@ -271,16 +272,17 @@ def test_v1_5_2_a_projector_is_at_most_a_second_behind(open_store: Callable[...,
     raised: list[Alert] = []
     with open_store(snapshot_every=0, on_alert=raised.append) as store:
         stop, projected, lags = threading.Event(), threading.Semaphore(0), []
-        keep = store.snapshots.keep
 
-        def timed(stream: str, state: Any, seq: int) -> None:
-            keep(stream, state, seq)
-            (record,) = store.log.read(stream, after_seq=seq - 1, limit=1)
-            lags.append((datetime.now(UTC) - datetime.fromisoformat(record.persisted_at)).total_seconds())
-            projected.release()
+        class TimedSink(StoreSink):
+            def keep(self, rows: Sequence[Projected]) -> None:
+                super().keep(rows)
+                for row in rows:
+                    (record,) = store.log.read(row.stream, after_seq=row.last_event_seq - 1, limit=1)
+                    lags.append((datetime.now(UTC) - datetime.fromisoformat(record.persisted_at)).total_seconds())
+                    projected.release()
 
-        store.snapshots.keep = timed  # type: ignore[method-assign]
-        thread = threading.Thread(target=Projector(store).run, args=(stop,), kwargs={"interval_s": 0.01})
+        projector = Projector(store, sink=TimedSink(store.log, "engine"))
+        thread = threading.Thread(target=projector.run, args=(stop,), kwargs={"interval_s": 0.01})
         thread.start()
         try:
             for event in notes(write, 3):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from runstate.cli.output import words
 from runstate.models.session import SESSION, Projections
+from runstate.models.session.ids import RunId
 from runstate.runtimes.daemon import Client, Daemon, Server
 from runstate.runtimes.session import linear, open_sessions, unwrap
 from runstate.store import open as open_store
@@ -43,7 +44,7 @@ def session_fleet(desk: Path, other: Path) -> tuple[str, bool]:
     )
     with open_store(url, SESSION, create=False) as store:
         lines = {
-            info.stream: len(Projections(store.project_snapshot(info.stream)).leaves("run"))
+            info.stream: len(Projections(store.project_snapshot(info.stream)).leaves(RunId("run")))
             for info in store.log.streams()
         }
         outputs = sum(record.type == "node_output_appended" for name in lines for record in store.log.read(name))
