@@ -22,6 +22,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import daemon
 from runstate.conformance.notes import note
 from runstate.logs.log import StoredSnapshot
 from runstate.logs.wal import WalLog
@@ -60,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             *waiting(root / "waiting", 4_000 // scale),
             *recovery(root / "recovery", 1_000_000 // scale),
             *stall(root / "stall", state_items // scale),
+            *(Figure(*row) for row in daemon.figures(root, scale)),
         ]
     table = Table("what", "measured", "limit", "aim", "")
     for figure in figures:
