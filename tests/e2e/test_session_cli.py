@@ -76,6 +76,31 @@ def test_tree_draws_the_fork_and_marks_the_preferred_tip(cli: Cli, begun: Begun)
     ]
 
 
+def test_nothing_that_was_written_steers_the_terminal(cli: Cli, begun: Begun, tmp_path: Path) -> None:
+    steering = "\x1b]0;pwned\x07\x1b[2J\r\x9b1m\u202e"
+    with open_sessions(url, "keyring.json") as sessions:
+        name = unwrap(sessions.create(session_id="s-2", title=f"title{steering}"))
+        place = unwrap(sessions.start_run(name, linear("w", f"step{steering}"), run_id="r-1"))
+        unwrap(sessions.append_output(place.state_token, f"notes{steering}"))
+        unwrap(sessions.record_gap(place.state_token, "user_choice_needed", "warning", f"gap{steering}"))
+    told = {
+        words: cli("session", *command)
+        for words, command in {
+            "title": ("list", url),
+            "notes": ("show", url, "s-2"),
+            "gap": ("show", url, "s-2"),
+            "step": ("tree", url, "s-2"),
+            "at step-1: step": ("rewind", url, "s-2", place.node_id),
+        }.items()
+    }
+    for words, answer in told.items():
+        text = answer.out + answer.err
+        assert f"{words}\\x1b]0;pwned\\x07\\x1b[2J\\r\\x9b1m\\u202e" in text
+        assert not set(text) & set(steering) - set("]0;pwned[2J1m")
+    exported = cli("session", "show", url, "s-2", "--json").rows[0]["title"]
+    assert exported == f"title{steering}"
+
+
 def test_tree_as_json_tells_every_node(cli: Cli, begun: Begun) -> None:
     rows = cli("session", "tree", url, "s-1", "--run", "r-1", "--json").rows
     assert [row["nodeId"] for row in rows] == [p.node_id for p in (begun.start, begun.one, begun.other)]
@@ -212,7 +237,7 @@ def test_verify_finds_an_event_that_is_impossible_where_it_stands(cli: Cli, begu
         line = {n: v for n, v in again.items() if n not in ("eventIndex", "persistedAt")}
         store.append_event(SESSION.parse(json.dumps(line | {"eventId": "twice", "dedupeKey": "twice"}).encode()))
     found = cli("session", "verify", url, "--json")
-    assert (found.code, [row["code"] for row in found.rows]) == (1, ["session.inconsistent"])
+    assert (found.code, [row["code"] for row in found.rows]) == (1, ["session.inconsistent", "event.key_mismatch"])
 
 
 def test_verify_finds_a_node_whose_snapshot_is_gone(cli: Cli, begun: Begun) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, TypeVar
@@ -15,9 +16,15 @@ from rich.table import Table
 from rich.text import Text
 
 T = TypeVar("T")
+_steering = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 words = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
 """For people: what happened, what to do."""
+
+
+def visible(text: str) -> str:
+    """The text with what would steer a terminal, or turn the direction of a line, shown as an escape."""
+    return _steering.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def write_line(line: bytes) -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from runstate.cli.output import words, write_json
+from runstate.cli.output import visible, words, write_json
 from runstate.errors import RunstateError
 from runstate.logs.log import EventLog
 from runstate.models.session import Projections
@@ -90,4 +90,4 @@ def _doing(log: EventLog, seen: Projections, tip: NodeId) -> str:
     except RunstateError as error:
         return f"unreadable: {error.code}"
     step = None if found.snapshot.step_id is None else found.workflow.step(found.snapshot.step_id)
-    return "" if step is None else f"at {step.id}: {step.title}"
+    return "" if step is None else f"at {step.id}: {visible(step.title)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,21 @@ import mypy.api
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.models.session_lines import at, begun, branch, created, event, folded, gap, output, stored, trace
+from tests.unit.models.session_lines import (
+    at,
+    begun,
+    branch,
+    capability,
+    created,
+    divergence,
+    event,
+    folded,
+    gap,
+    output,
+    preferences,
+    stored,
+    trace,
+)
 
 import runstate
 from runstate.errors import InvalidEvent, InvalidJson, KeyMismatch, SnapshotTooNew
@@ -175,6 +190,30 @@ def test_the_key_that_an_event_gives_by_itself(line: bytes, key: str | None) -> 
     assert SESSION.expected_key(SESSION.parse(line)) == key
 
 
+def test_an_event_fits_its_own_key_and_none_of_another() -> None:
+    lines = {
+        "session_created": created(),
+        "run_started:r": begun[1],
+        "node_created:r:n": begun[2],
+        "edge_created:r:n>m": event(
+            "edge_created", {"parentNodeId": "n", "childNodeId": "m", "edgeKind": "acked_step"}, "r"
+        ),
+        "node_output_appended:n:o": output("o"),
+        "gap_recorded:g": gap("g"),
+        "observation_recorded:git_branch:a": branch("main"),
+        "observation_recorded:git_branch:n:a": branch("main", "n"),
+        "preferences_changed:a": preferences("guided"),
+        "preferences_changed:n:a": preferences("guided", "n"),
+        "capability_observed:n:delegation:a": capability("available", "probe_step"),
+        "divergence_recorded:n:a": divergence(),
+        "decision_trace_appended:n:a": trace(),
+    }
+    for own, line in lines.items():
+        for key in lines:
+            said = msgspec.structs.replace(SESSION.parse(line), dedupe_key=ids.DedupeKey(key))
+            assert keys.fits(said) == (key == own), (own, key)
+
+
 def test_a_strict_store_refuses_a_key_that_the_ids_do_not_give() -> None:
     with runstate.open("memory:", SESSION, strict_keys=True) as store:
         with pytest.raises(KeyMismatch):
@@ -324,6 +363,8 @@ def test_a_retry_with_another_event_id_is_the_same_event_and_other_words_are_not
         SessionCreated(event_id="e", session_id="s", dedupe_key="k", data=None),  # type: ignore[arg-type]
         SessionCreated(event_id="e", session_id="s", dedupe_key="k", data=SessionCreatedData(title="\ud800")),  # type: ignore[arg-type]
         SessionCreated(event_id="e", session_id="s", dedupe_key="k", data=SessionCreatedData(title=object())),  # type: ignore[arg-type]
+        SessionCreated(event_id="e", session_id="s", dedupe_key="k", data=SessionCreatedData(title=b"text")),  # type: ignore[arg-type]
+        SessionCreated(event_id="e", session_id="s", dedupe_key="k", data=SessionCreatedData(title=Decimal(1))),  # type: ignore[arg-type]
         EdgeCreated(
             event_id="e",  # type: ignore[arg-type]
             session_id="s",  # type: ignore[arg-type]
@@ -341,7 +382,7 @@ def test_a_retry_with_another_event_id_is_the_same_event_and_other_words_are_not
         {"kind": "session_created"},
         None,
     ],
-    ids=range(9),
+    ids=range(11),
 )
 def test_a_struct_filled_with_something_else_is_refused(made: Any) -> None:
     with pytest.raises(InvalidEvent):

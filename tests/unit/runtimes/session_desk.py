@@ -55,14 +55,16 @@ class Desk:
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
-        """Nothing is written: not a byte of a file, not a record, not a blob."""
+        """Nothing is written: not a byte of a file, not a record, not a blob, not a key."""
         before = self._everything()
         yield
         assert self._everything() == before
 
     def _everything(self) -> Any:
         infos = self.store.log.streams()
-        files = {p: p.read_bytes() for p in sorted(self.directory.rglob("*")) if p.is_file() and "-shm" not in p.name}
+        places = (self.directory, self.sessions._keyring.path.parent)
+        paths = sorted(path for place in places for path in place.rglob("*"))
+        files = {p: p.read_bytes() for p in paths if p.is_file() and "-shm" not in p.name}
         return infos, [self.records(info.stream) for info in infos], files
 
 
@@ -72,11 +74,20 @@ def failed(result: Ok[Any] | Failed) -> Failed:
 
 
 @contextmanager
-def desk_at(directory: Path, scheme: str = "memory") -> Iterator[Desk]:
+def desk_at(directory: Path, scheme: str = "memory", *, keys: str = "keys") -> Iterator[Desk]:
     (directory / "log").mkdir(parents=True, exist_ok=True)
     url = "memory:" if scheme == "memory" else f"{scheme}:{directory / 'log/sessions'}"
-    with open_sessions(url, directory / "keys/keyring.json") as sessions:
+    with open_sessions(url, directory / keys / "keyring.json") as sessions:
         yield Desk(sessions, directory / "log")
+
+
+def cut_last_plan(directory: Path, desk: Desk, name: str = "s-1") -> None:
+    """A bit of the last segment is flipped, and the session is repaired: what its last plan wrote is gone."""
+    segment = max((directory / f"log/sessions/sessions/{name}/events").glob("*.jsonl"))
+    data = bytearray(segment.read_bytes())
+    data[10] ^= 1
+    segment.write_bytes(data)
+    assert desk.store.log.repair(name)
 
 
 def node(name: str) -> NodeId:

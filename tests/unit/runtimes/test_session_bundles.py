@@ -15,11 +15,13 @@ from tests.unit.runtimes.session_desk import Desk, choices, desk_at, failed, thr
 
 from runstate.errors import SequenceConflict
 from runstate.logs.log import BlobRef
+from runstate.logs.segments import SegmentsLog
 from runstate.models.canonical import digest
-from runstate.models.session.ids import RunId, SessionId
-from runstate.models.session.payloads import GitBranch
-from runstate.runtimes.session import Imported, linear, unwrap
+from runstate.models.session.ids import ContentDigest, RunId, SessionId
+from runstate.models.session.payloads import GitBranch, RepoRootDigest
+from runstate.runtimes.session import Imported, Wanted, linear, unwrap
 from runstate.runtimes.session import bundles as bundle_module
+from runstate.runtimes.session import keyring as keyring_module
 from runstate.runtimes.session.bundles import Bundle
 from runstate.runtimes.session.node_snapshots import first
 from runstate.runtimes.session.tokens import AckToken, check
@@ -250,6 +252,22 @@ resealed_changes: dict[str, tuple[Change, str, dict[str, Any]]] = {
         "event.invalid",
         {},
     ),
+    "a key of another event": (
+        lambda b: event(b, "node_output_appended").update(dedupeKey="gap_recorded:g-1"),
+        "event.key_mismatch",
+        {"event_index": 5},
+    ),
+    "a key of another kind with an attempt": (
+        lambda b: event(b, "observation_recorded").update(dedupeKey="gap_recorded:g-1"),
+        "event.key_mismatch",
+        {},
+    ),
+    "an end that is none": (
+        lambda b: event(b, "node_created", 3)["data"].update(isTerminal=True),
+        "snapshot.invalid",
+        {},
+    ),
+    "an artifact missing": (lambda b: b["artifacts"].clear(), "bundle.invalid", {"reason": "reference"}),
     "no events": (lambda b: b["events"].clear(), "bundle.invalid", {"reason": "shape"}),
     "a snapshot missing": (lambda b: b["snapshots"].popitem(), "bundle.invalid", {"reason": "reference"}),
     "a workflow missing": (lambda b: b["workflows"].popitem(), "bundle.invalid", {"reason": "reference"}),
@@ -426,17 +444,110 @@ def test_a_log_that_takes_it_under_no_name_is_told_as_data(
     assert away.store.log.streams() == []
 
 
-def test_who_comes_second_gets_another_name(tmp_path: Path, bundle: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody else imports the same bundle between our look and our write."""
+def test_who_comes_second_gets_another_name_and_the_first_keeps_its_tokens(
+    tmp_path: Path, bundle: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else on this machine imports the same bundle while we have only read ours."""
     with desk_at(tmp_path / "both", "sqlite") as ours, desk_at(tmp_path / "both", "sqlite") as theirs:
-        really, first_ = ours.sessions._keyring.renew, list[Imported]()
+        really, first_ = ours.sessions._begun_anew, list[Imported]()
 
-        def interfering(session_id: SessionId) -> None:
+        def interfering(session_id: SessionId, begin: Callable[[], bool]) -> bool:
             if not first_:
                 first_.append(unwrap(theirs.sessions.import_(bundle)))
-            really(session_id)
+            return really(session_id, begin)
 
-        monkeypatch.setattr(ours.sessions._keyring, "renew", interfering)
+        monkeypatch.setattr(ours.sessions, "_begun_anew", interfering)
         second = unwrap(ours.sessions.import_(bundle))
-    assert first_[0].session_id == "s-1"
-    assert second.session_id not in ("s-1", "")
+        assert first_[0].session_id == "s-1"
+        assert second.session_id not in ("s-1", "")
+        for tip in (*first_[0].tips, *second.tips):
+            assert unwrap(theirs.sessions.rehydrate(tip.state_token)).place == tip
+
+
+def test_while_a_session_is_begun_no_other_process_changes_the_keyring(
+    tmp_path: Path, bundle: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyring_module, "_patience_seconds", 0.05)
+    with desk_at(tmp_path / "both", "sqlite") as ours, desk_at(tmp_path / "both", "sqlite") as theirs:
+        really, told = ours.sessions.log.adopt, list[str]()
+
+        def interfering(*args: Any) -> int:
+            told.append(failed(theirs.sessions.import_(bundle)).code)
+            return really(*args)
+
+        monkeypatch.setattr(ours.sessions.log, "adopt", interfering)
+        unwrap(ours.sessions.import_(bundle))
+        assert told == ["log.busy"]
+        assert unwrap(theirs.sessions.import_(bundle)).session_id != "s-1"
+
+
+def test_one_with_another_keyring_comes_in_between(
+    tmp_path: Path, bundle: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with desk_at(tmp_path, "sqlite") as ours, desk_at(tmp_path, "sqlite", keys="theirs") as theirs:
+        really, first_ = ours.sessions.log.adopt, list[Imported]()
+
+        def interfering(*args: Any) -> int:
+            if not first_:
+                first_.append(unwrap(theirs.sessions.import_(bundle)))
+            return really(*args)
+
+        monkeypatch.setattr(ours.sessions.log, "adopt", interfering)
+        second = unwrap(ours.sessions.import_(bundle))
+        assert (first_[0].session_id, second.session_id == "s-1") == ("s-1", False)
+
+
+def test_an_import_that_the_keyring_refuses_leaves_no_blob(tmp_path: Path, bundle: bytes) -> None:
+    with desk_at(tmp_path / "exposed", "segments") as desk:
+        keyring = desk.sessions._keyring
+        keyring.rotate()
+        keyring.path.chmod(0o644)
+        with desk.untouched():
+            assert failed(desk.sessions.import_(bundle)).code == "keyring.exposed"
+        with SegmentsLog(tmp_path / "exposed/log/sessions") as collecting:
+            assert collecting.gc().removed == []
+
+
+def test_where_a_damaged_session_stands_the_import_gets_another_name(tmp_path: Path) -> None:
+    with desk_at(tmp_path, "segments") as desk:
+        place = desk.session()
+        bundle = unwrap(desk.sessions.export("s-1"))
+        before = desk.sessions._keyring.path.read_bytes()
+    manifest = tmp_path / "log/sessions/sessions/s-1/manifest.jsonl"
+    whole = manifest.read_bytes()
+    manifest.write_bytes(b"")
+    with desk_at(tmp_path, "segments") as desk:
+        imported = unwrap(desk.sessions.import_(bundle))
+        assert imported.session_id != "s-1"
+        assert failed(desk.sessions.rewind("s-1", place.node_id)).code == "log.damaged"
+        assert set(unwrap(desk.sessions.find(Wanted())).unreadable) == {"s-1"}
+        assert failed(desk.sessions.create(session_id="s-1")).code == "log.damaged"
+        assert manifest.read_bytes() == b""
+    # The tokens of the damaged one are good again as soon as it is.
+    assert json.loads(before)["salts"]["s-1"] == json.loads(desk.sessions._keyring.path.read_bytes())["salts"]["s-1"]
+    manifest.write_bytes(whole)
+    with desk_at(tmp_path, "segments") as desk:
+        assert unwrap(desk.sessions.rehydrate(place.state_token)).place == place
+
+
+def test_under_its_new_name_a_run_is_found_where_it_began(home: Desk, bundle: bytes) -> None:
+    imported = unwrap(home.sessions.import_(bundle)).session_id
+    with home.untouched():
+        again = unwrap(home.sessions.start_run(imported, three_steps, run_id="r-1"))
+    assert again.replayed
+    assert again.node_id == home.state(imported).runs[RunId("r-1")].start_node_id
+
+
+def test_an_artifact_that_is_gone_is_not_left_out(tmp_path: Path) -> None:
+    with desk_at(tmp_path, "segments") as desk:
+        place = desk.session()
+        kept = unwrap(desk.sessions.keep_artifact("report.txt", b"precious"))
+        unwrap(desk.sessions.append_output(place.state_token, "see the report", artifacts=[kept]))
+        (tmp_path / "log/sessions/snapshots/sha256" / kept.digest.removeprefix("sha256:")).unlink()
+        assert failed(desk.sessions.export("s-1")).code == "blob.not_found"
+
+
+def test_the_digest_of_what_was_never_kept_is_exported_as_it_is(home: Desk, away: Desk) -> None:
+    """An observation may name anything; only what an output names as its artifact must be there."""
+    unwrap(home.sessions.observe("s-1", RepoRootDigest(value=ContentDigest(f"sha256:{digest(b'elsewhere')}"))))
+    assert unwrap(away.sessions.import_(unwrap(home.sessions.export("s-1")))).session_id == "s-1"

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
-from tests.unit.runtimes.session_desk import Desk, desk_at, failed, three_steps
+from tests.unit.runtimes.session_desk import Desk, cut_last_plan, desk_at, failed, three_steps
 
 from runstate.errors import LogDamaged
 from runstate.logs.log import BlobRef
-from runstate.models.session.ids import ContentDigest, GapId, RunId
+from runstate.models.session import keys
+from runstate.models.session.ids import AttemptId, ContentDigest, GapId, OutputId, RunId
 from runstate.models.session.payloads import (
+    Artifact,
     GitBranch,
     GitHeadSha,
     PreferenceDelta,
@@ -19,7 +22,9 @@ from runstate.models.session.payloads import (
     RepoRootDigest,
     TraceItem,
 )
-from runstate.runtimes.session import Wanted, unwrap
+from runstate.runtimes.session import Wanted, plans, unwrap
+from runstate.runtimes.session.checking import findings
+from runstate.runtimes.session.tokens import StateToken, check
 
 run = RunId("r-1")
 
@@ -140,6 +145,10 @@ def test_what_is_outside_a_closed_set_is_refused(desk: Desk) -> None:
             sessions.record_gap(token, "bored", "critical", "x"),  # type: ignore[arg-type]
             sessions.record_divergence(token, "bored", "x"),  # type: ignore[arg-type]
             sessions.report_capability(token, "flying", "available", "probe_step"),  # type: ignore[arg-type]
+            sessions.report_capability(token, "\ud800", "available", "probe_step"),  # type: ignore[arg-type]
+        ):
+            assert failed(refused).code == "request.invalid"
+        for refused in (
             sessions.trace(token, []),
             sessions.observe("s-1", GitHeadSha(value="not a commit")),
         ):
@@ -248,6 +257,45 @@ def test_a_session_that_cannot_be_read_hides_no_other(desk: Desk, monkeypatch: p
     search = unwrap(desk.sessions.find(Wanted()))
     assert [f.session_id for f in search.found] == ["intact"]
     assert {name: f.code for name, f in search.unreadable.items()} == {"damaged": "log.damaged"}
+
+
+def test_an_entry_that_is_no_session_hides_no_other(tmp_path: Path) -> None:
+    with desk_at(tmp_path, "segments") as desk:
+        desk.session("intact")
+        entries = tmp_path / "log/sessions/sessions"
+        (entries / "loop").symlink_to("loop")
+        (entries / "odd/manifest.jsonl").mkdir(parents=True)
+        search = unwrap(desk.sessions.find(Wanted()))
+        assert [f.session_id for f in search.found] == ["intact"]
+        assert set(search.unreadable) == {"loop", "odd"}
+
+
+def test_a_preference_at_a_node_that_was_cut_off_is_refused(tmp_path: Path) -> None:
+    with desk_at(tmp_path, "segments") as desk, desk_at(tmp_path, "segments") as other:
+        place = desk.session()
+        cut_off = unwrap(desk.sessions.advance(place.ack_token or "", "lost"))
+        cut_last_plan(tmp_path, other)
+        refused = desk.sessions.set_preferences(
+            "s-1", PreferenceDelta(autonomy="guided"), state_token=cut_off.state_token
+        )
+        assert failed(refused).code == "session.node_not_found"
+
+
+def test_an_artifact_that_was_never_kept_is_found_by_a_check(desk: Desk) -> None:
+    place = desk.session()
+    assert list(findings(desk.store.log, place.session_id)) == []
+    at = check(desk.sessions._keyring, place.state_token, StateToken)
+    artifact = Artifact(name="a", digest=ContentDigest("sha256:" + "0" * 64), content_type="text/plain", byte_length=1)
+    desk.store.append_event(plans.output_given(at, plans.output(OutputId("o-1"), "see it", [artifact])))
+    assert [finding.code for finding in findings(desk.store.log, place.session_id)] == ["blob.not_found"]
+
+
+def test_an_event_under_the_key_of_another_is_found_by_a_check(desk: Desk) -> None:
+    place = desk.session()
+    at = check(desk.sessions._keyring, place.state_token, StateToken)
+    stealing = plans.observed(at.session_id, GitBranch(value="main"), AttemptId("a-1"), at)
+    desk.store.append_event(msgspec.structs.replace(stealing, dedupe_key=keys.gap_recorded(GapId("g-1"))))
+    assert [finding.code for finding in findings(desk.store.log, place.session_id)] == ["event.key_mismatch"]
 
 
 def test_the_state_in_memory_is_the_one_in_the_log(tmp_path: Path) -> None:

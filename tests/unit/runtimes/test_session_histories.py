@@ -8,12 +8,14 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.runtimes.session_desk import Desk, choices, desk_at, failed, three_steps
+from tests.unit.runtimes.session_desk import Desk, choices, cut_last_plan, desk_at, failed, three_steps
 
-from runstate.models.session.ids import RunId
+from runstate.logs.segments import SegmentsLog
+from runstate.models.session.ids import RunId, SessionId
 from runstate.models.session.payloads import GitBranch, PreferenceDelta
 from runstate.runtimes.session import Failed, Ok, Place, unwrap
 from runstate.runtimes.session.bundles import unpack
+from runstate.runtimes.session.checking import findings
 
 run = RunId("r-1")
 operations = (
@@ -30,6 +32,7 @@ operations = (
     "observe",
 )
 history = st.lists(st.tuples(st.sampled_from(operations), st.integers(0, 1000)), max_size=25)
+refusals = ("session.invalid_step", "session.capability_locked", "event.invalid_transition")
 text = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 
 
@@ -51,7 +54,7 @@ class Walker:
         assert after[: len(before)] == before
         if isinstance(answer, Failed):
             assert after == before, answer
-            assert answer.code in ("session.invalid_step", "session.capability_locked", "event.invalid_transition")
+            assert answer.code in refusals
         elif isinstance(answer.value, Place):
             self.places.append(answer.value)
 
@@ -143,6 +146,76 @@ def test_any_sequence_of_operations_leaves_a_session_that_travels(
         for given_out in walker.places:
             assert failed(away.sessions.rehydrate(given_out.state_token)).code == "token.invalid"
             assert failed(away.sessions.advance(given_out.ack_token or "")).code == "token.invalid"
+
+
+class TwoHandles(Walker):
+    """The same, through two handles in turn, while the log is merged and cut back behind the back of both."""
+
+    def __init__(self, directory: Path, ours: Desk, theirs: Desk) -> None:
+        super().__init__(ours, branching=False)
+        self.directory, self.handles = directory, (ours, theirs)
+
+    def do(self, operation: str, number: int, said: str) -> None:
+        self.desk = self.handles[number % 2]
+        self.sessions = self.desk.sessions
+        before = self.desk.records()
+        if operation in ("compact", "repair"):
+            getattr(self, operation)()
+        else:
+            answer = getattr(self, operation)(self.places[number % len(self.places)], number, said)
+            assert isinstance(answer, Failed) or self.desk.records()[: len(before)] == before
+            if isinstance(answer, Failed):
+                assert answer.code in (*refusals, "session.node_not_found", "token.invalid"), answer
+                assert self.desk.records() == before
+            elif isinstance(answer.value, Place):
+                self.places.append(answer.value)
+        state = self.desk.state()
+        assert not state.inconsistent
+        for handle in self.handles:
+            with handle.sessions._journal.reading(state.session_id) as kept:
+                assert handle.store.model.dump(kept) == handle.store.model.dump(state)
+
+    def compact(self) -> None:
+        log = self.desk.store.log
+        assert isinstance(log, SegmentsLog)
+        log.compact("s-1")
+
+    def repair(self) -> None:
+        """What the last segment holds is lost, unless that is the whole session."""
+        if len([*(self.directory / "log/sessions/sessions/s-1/events").glob("*.jsonl")]) > 2:
+            cut_last_plan(self.directory, self.desk)
+
+    def replay(self, place: Place, number: int, said: str) -> Any:
+        """A replay of what was cut off is an attempt like the first."""
+        return self.sessions.advance(self.acked[number % len(self.acked)][0] if self.acked else "", said)
+
+    def say(self, place: Place, number: int, said: str) -> Any:
+        return self.sessions.append_output(place.state_token, said, output_id=f"o-{number % 5}")
+
+    def gap(self, place: Place, number: int, said: str) -> Any:
+        return self.sessions.record_gap(
+            place.state_token, "unexpected_failure", "warning", said, gap_id=f"g-{number % 5}"
+        )
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from((*operations, "advance", "say", "compact", "repair")), st.integers(0, 1000)),
+        max_size=15,
+    ),
+    said=st.lists(text, min_size=1, max_size=5),
+)
+@settings(max_examples=20)
+def test_two_handles_never_take_one_history_for_another(steps: list[tuple[str, int]], said: list[str]) -> None:
+    with (
+        tempfile.TemporaryDirectory() as place,
+        desk_at(Path(place), "segments") as ours,
+        desk_at(Path(place), "segments") as theirs,
+    ):
+        walker = TwoHandles(Path(place), ours, theirs)
+        for at, (operation, number) in enumerate(steps):
+            walker.do(operation, number, said[at % len(said)])
+        assert list(findings(ours.store.log, SessionId("s-1"))) == []
 
 
 @given(at=st.integers(0, 10_000), bit=st.integers(0, 7))

@@ -9,14 +9,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.runtimes.session_desk import Desk, choices, desk_at, failed, three_steps
+from tests.unit.runtimes.session_desk import Desk, choices, cut_last_plan, desk_at, failed, three_steps
 
 from runstate.errors import LogBusy, SequenceConflict
-from runstate.logs.log import now
 from runstate.models.model import Alert
 from runstate.models.session import events, keys, payloads
 from runstate.models.session.ids import ContentDigest, EventId, NodeId, RunId, SessionId, derived
 from runstate.runtimes.session import Ok, Place, compiled, linear, unwrap
+from runstate.runtimes.session.checking import findings
 from runstate.runtimes.session.node_snapshots import NodeSnapshot, first
 from runstate.runtimes.session.refusals import InvalidWorkflow
 from runstate.runtimes.session.tokens import StateToken, mint
@@ -74,6 +74,13 @@ def test_a_session_that_is_there_is_not_created_twice(desk: Desk) -> None:
     desk.session()
     with desk.untouched():
         assert unwrap(desk.sessions.create(session_id="s-1", title="Fix the parser")) == "s-1"
+
+
+def test_under_a_made_up_id_there_is_nothing_to_make_void(desk: Desk) -> None:
+    desk.session()
+    before = desk.sessions._keyring.path.read_bytes()
+    unwrap(desk.sessions.create(title="Another"))
+    assert desk.sessions._keyring.path.read_bytes() == before
 
 
 def test_starting_a_run_again_gives_the_place_where_it_began(desk: Desk) -> None:
@@ -258,12 +265,16 @@ def test_a_workflow_with_other_bytes_than_its_own_is_refused() -> None:
 # --- what it stands on -------------------------------------------------------------------------------------------
 
 
-def plant(desk: Desk, snapshot: NodeSnapshot, workflow_hash: Any = three_steps.hash) -> NodeId:
+def plant(desk: Desk, snapshot: NodeSnapshot, *, is_terminal: bool = False) -> NodeId:
     """A node whose snapshot nobody has looked at, put into the log behind the back of the sessions."""
     desk.store.log.put_blob(snapshot.to_bytes())
     session, run, name = SessionId("s-1"), RunId("r-1"), NodeId("planted")
     data = payloads.NodeCreatedData(
-        node_id=name, node_kind="step", snapshot_ref=snapshot.ref, workflow_hash=workflow_hash
+        node_id=name,
+        node_kind="step",
+        snapshot_ref=snapshot.ref,
+        workflow_hash=three_steps.hash,
+        is_terminal=is_terminal,
     )
     key = keys.node_created(run, name)
     event = events.NodeCreated(
@@ -279,10 +290,8 @@ def test_a_snapshot_of_another_workflow_is_refused(desk: Desk) -> None:
     with desk.untouched():
         for refused in (desk.sessions.rewind("s-1", planted), desk.sessions.fork("s-1", planted)):
             assert failed(refused).code == "snapshot.other_workflow"
-            assert failed(refused).details == {
-                "snapshot_workflow": choices.hash,
-                "run_workflow": three_steps.hash,
-            }
+            told = {"snapshot_workflow": choices.hash, "run_workflow": three_steps.hash}
+            assert failed(refused).details.items() >= told.items()
 
 
 def test_a_snapshot_with_a_step_that_its_workflow_has_not_is_refused(desk: Desk) -> None:
@@ -341,21 +350,57 @@ def test_a_session_that_was_deleted_is_gone_for_its_tokens_too(desk: Desk) -> No
     place = desk.session()
     desk.store.delete_stream("s-1")
     assert failed(desk.sessions.advance(place.ack_token or "", "x")).code == "stream.not_found"
-    unwrap(desk.sessions.create(session_id="s-1"))
-    assert failed(desk.sessions.advance(place.ack_token or "", "x")).code == "session.node_not_found"
+    desk.session(workflow=linear("other", "Something else", "And more"))
+    with desk.untouched():
+        assert failed(desk.sessions.advance(place.ack_token or "", "x")).code == "token.invalid"
+        assert failed(desk.sessions.rehydrate(place.state_token)).code == "token.invalid"
 
 
 def test_a_session_that_another_process_has_begun_anew_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
     with desk_at(tmp_path, "sqlite") as ours, desk_at(tmp_path, "sqlite") as theirs:
         place = ours.session()
-        born = ours.records()[0].persisted_at
         theirs.store.delete_stream("s-1")
-        while now() == born:  # Two streams of one name are told apart by when they were begun.
-            pass
         unwrap(theirs.sessions.create(session_id="s-1"))
         for number in range(3):
             unwrap(theirs.sessions.start_run("s-1", three_steps, run_id=f"new-{number}"))
         assert failed(ours.sessions.rewind("s-1", place.node_id)).code == "session.node_not_found"
+
+
+def test_a_session_that_another_process_has_repaired_is_not_taken_for_what_it_was(tmp_path: Path) -> None:
+    with desk_at(tmp_path, "segments") as ours, desk_at(tmp_path, "segments") as theirs:
+        place = ours.session()
+        unwrap(ours.sessions.append_output(place.state_token, "stays"))
+        cut_off = unwrap(ours.sessions.advance(place.ack_token or "", "lost"))
+        cut_last_plan(tmp_path, theirs)
+        for number in range(6):
+            unwrap(theirs.sessions.append_output(place.state_token, f"new {number}"))
+        with ours.untouched():
+            told = unwrap(ours.sessions.rehydrate(place.state_token)).outputs
+            assert [output.notes for output in told] == ["stays", *(f"new {number}" for number in range(6))]
+            assert failed(ours.sessions.append_output(cut_off.state_token, "x")).code == "event.invalid_transition"
+        unwrap(ours.sessions.append_output(place.state_token, "on"))
+        assert not ours.state().inconsistent
+
+
+def test_a_session_that_came_back_with_another_history_is_not_taken_for_what_it_was(tmp_path: Path) -> None:
+    """An import keeps the times, so when a session was begun does not tell."""
+    with desk_at(tmp_path / "home", "sqlite") as home, desk_at(tmp_path / "away", "sqlite") as away:
+        place = home.session()
+        (tip,) = unwrap(away.sessions.import_(unwrap(home.sessions.export("s-1")))).tips
+        for notes in ("away 1", "away 2"):
+            tip = unwrap(away.sessions.advance(tip.ack_token or "", notes))
+        unwrap(home.sessions.advance(place.ack_token or "", "home"))
+        home.store.log.delete_stream("s-1")
+        (tip,) = unwrap(home.sessions.import_(unwrap(away.sessions.export("s-1")))).tips
+        told = unwrap(home.sessions.rehydrate(tip.state_token)).outputs
+        assert [output.notes for output in told] == ["away 1", "away 2"]
+
+
+def test_a_node_that_says_it_is_the_end_and_is_not_is_refused(desk: Desk) -> None:
+    desk.session()
+    planted = plant(desk, first(three_steps), is_terminal=True)
+    assert failed(desk.sessions.rewind("s-1", planted)).code == "snapshot.invalid"
+    assert [finding.code for finding in findings(desk.store.log, SessionId("s-1"))] == ["snapshot.invalid"]
 
 
 def test_a_busy_log_is_a_failure_that_may_be_tried_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,9 +416,11 @@ def test_a_busy_log_is_a_failure_that_may_be_tried_again(desk: Desk, monkeypatch
     assert not unwrap(desk.sessions.advance(place.ack_token or "", "read it")).replayed
 
 
-def test_a_mistake_in_a_program_is_still_raised(desk: Desk) -> None:
+def test_a_call_that_python_refuses_is_still_raised(desk: Desk) -> None:
     with pytest.raises(TypeError):
-        desk.sessions.advance(None)  # type: ignore[arg-type]
+        desk.sessions.advance()  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        desk.sessions.advance("token", note="no such argument")  # type: ignore[call-arg]
 
 
 # --- two writers -------------------------------------------------------------------------------------------------
@@ -397,6 +444,28 @@ def test_of_two_writers_one_decides_again(tmp_path: Path, monkeypatch: pytest.Mo
         told = [output.notes for output in ours.state().outputs.values()]
         assert told == ["theirs", "ours"]
         assert not ours.state().inconsistent
+
+
+@pytest.mark.parametrize("said", ["first", None])
+@pytest.mark.parametrize("when", ["append", "find"])
+def test_of_two_who_advance_with_one_ack_the_second_is_told_that_it_is_a_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, said: str | None
+) -> None:
+    with desk_at(tmp_path, "sqlite") as ours, desk_at(tmp_path, "sqlite") as theirs:
+        place, alerts = ours.session(), list[Alert]()
+        ours.store.alerts.raise_once = alerts.append  # type: ignore[method-assign, assignment]
+        really, first_ = getattr(ours.store.log, when), list[Place]()
+
+        def late(*args: Any, **options: Any) -> Any:
+            if not first_:
+                first_.append(unwrap(theirs.sessions.advance(place.ack_token or "", said)))
+            return really(*args, **options)
+
+        monkeypatch.setattr(ours.store.log, when, late)
+        second = unwrap(ours.sessions.advance(place.ack_token or "", "second"))
+        assert second == msgspec.structs.replace(first_[0], replayed=True)
+        assert [output.notes for output in ours.state().outputs.values()] == ([] if said is None else [said])
+        assert [alert.code for alert in alerts] == ["IDEMPOTENCY_CONTENT_MISMATCH"]
 
 
 def test_threads_that_share_sessions_take_turns(desk: Desk) -> None:

@@ -19,6 +19,7 @@ from runstate.errors import LogBusy
 from runstate.logs.disk import RealDisk
 from runstate.models.canonical import canonical
 from runstate.models.session.ids import AttemptId, NodeId, RunId, SessionId
+from runstate.runtimes.session import keyring as keyring_module
 from runstate.runtimes.session.keyring import Keyring
 from runstate.runtimes.session.refusals import InvalidToken, KeyringDamaged, KeyringExposed
 from runstate.runtimes.session.tokens import AckToken, StateToken, check, mint
@@ -211,3 +212,23 @@ def test_the_keyring_holds_its_keys_and_nothing_else(tmp_path: Path) -> None:
     keyring.renew(session)
     assert sorted(json.loads(keyring.path.read_bytes())) == ["current", "previous", "salts", "version"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["keyring.json", "keyring.json.lock"]
+
+
+def test_what_a_killed_change_leaves_is_swept_by_the_next(tmp_path: Path) -> None:
+    keyring = Keyring(tmp_path / "keyring.json")
+    keyring.rotate()
+    for name in ("keyring.json.0123456789abcdef.tmp", "other.json.0123456789abcdef.tmp"):
+        (tmp_path / name).write_bytes(b"keys")
+    keyring.rotate()
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "keyring.json",
+        "keyring.json.lock",
+        "other.json.0123456789abcdef.tmp",
+    }
+
+
+def test_who_finds_the_keyring_held_waits_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = RealDisk().lock(tmp_path / "keyring.json.lock")
+    monkeypatch.setattr(keyring_module, "sleep", lambda _: held.release())
+    Keyring(tmp_path / "keyring.json").rotate()
+    assert (tmp_path / "keyring.json").exists()

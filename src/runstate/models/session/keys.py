@@ -8,16 +8,21 @@ thing twice (a branch that is left and returned to), so the attempt that says it
 from __future__ import annotations
 
 from runstate.models.session.events import (
+    CapabilityObserved,
+    DecisionTraceAppended,
+    DivergenceRecorded,
     EdgeCreated,
     GapRecorded,
     NodeCreated,
     NodeOutputAppended,
+    ObservationRecorded,
+    PreferencesChanged,
     RunStarted,
     SessionCreated,
     SessionEvent,
 )
 from runstate.models.session.ids import AttemptId, DedupeKey, GapId, NodeId, OutputId, RunId
-from runstate.models.session.payloads import Capability, ObservationKind
+from runstate.models.session.payloads import Capability, ObservationKind, observation_kinds
 
 
 def session_created() -> DedupeKey:
@@ -81,6 +86,26 @@ def expected(event: SessionEvent) -> DedupeKey | None:
             return gap_recorded(gap.gap_id)
         case _:
             return None
+
+
+def fits(event: SessionEvent) -> bool:
+    """Whether an event stands under a key of its own. Under another's, it would keep that event from being stored."""
+    attempt = AttemptId(event.dedupe_key.rpartition(":")[2])
+    own: DedupeKey | None
+    match event:
+        case ObservationRecorded():
+            own = observation_recorded(observation_kinds[type(event.data)], attempt, event.node_id or None)
+        case PreferencesChanged():
+            own = preferences_changed(attempt, event.node_id or None)
+        case CapabilityObserved():
+            own = capability_observed(event.node_id, event.data.capability, attempt)
+        case DivergenceRecorded():
+            own = divergence_recorded(event.node_id, attempt)
+        case DecisionTraceAppended():
+            own = decision_trace_appended(event.node_id, attempt)
+        case _:
+            own = expected(event)
+    return event.dedupe_key == own
 
 
 def _key(kind: str, *parts: str) -> DedupeKey:

@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from runstate.errors import InvalidEvent, InvalidJson
 from runstate.models.activity import Activity
-from runstate.models.canonical import check_value, parse
+from runstate.models.canonical import parse
 from runstate.models.envelope import Envelope
 from runstate.models.model import Alert, AlertSink, Draft, Model
 from runstate.models.session import activity as session_activity
@@ -20,6 +20,7 @@ from runstate.models.session import state as session_state
 from runstate.models.session.events import PreferencesChanged, SessionEvent
 from runstate.models.session.facts import check_scope, decode, decode_stored, facts
 from runstate.models.session.ids import SessionId
+from runstate.models.session.plain import plain
 from runstate.models.session.projections import Projections
 from runstate.models.session.rules import refusal
 from runstate.models.session.state import Session
@@ -65,9 +66,8 @@ class SessionModel(Model[SessionEvent, SessionEvent, Session]):
 
     def draft(self, event: SessionEvent) -> tuple[str, Draft]:
         try:
-            members = msgspec.to_builtins(event)
-            check_value(members)
-        except (InvalidJson, TypeError) as error:
+            members = plain(event)
+        except InvalidJson as error:
             raise InvalidEvent(f"No event of a session: {error}") from error
         # A struct may have been filled with anything: it is read as if it had come from outside.
         event = _entering(members)

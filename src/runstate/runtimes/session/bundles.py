@@ -21,15 +21,16 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta
 
-from runstate.errors import BlobNotFound, InvalidEvent, RunstateError, StreamNotFound
+from runstate.errors import BlobNotFound, InvalidEvent, KeyMismatch, RunstateError, StreamNotFound
 from runstate.logs.log import BlobRef, EventLog, Record, blob_refs
 from runstate.models.canonical import canonical, digest, embed, parse
 from runstate.models.session import SESSION
 from runstate.models.session.events import SessionEvent
 from runstate.models.session.ids import SessionId
+from runstate.models.session.keys import fits
 from runstate.models.session.state import Session
 from runstate.runtimes.session.journal import impossible
-from runstate.runtimes.session.node_snapshots import read_snapshot
+from runstate.runtimes.session.node_snapshots import check_end, read_snapshot
 from runstate.runtimes.session.places import Place
 from runstate.runtimes.session.refusals import BundleTooNew, InvalidBundle
 from runstate.runtimes.session.workflow import read_workflow
@@ -131,12 +132,15 @@ def pack(log: EventLog, session_id: SessionId) -> bytes:
     workflows = {BlobRef(run.workflow_hash) for run in state.runs.values()}
     snapshots = {BlobRef(node.snapshot_ref) for node in state.nodes.values()}
     others = {ref for line in lines for ref in blob_refs(line)} - workflows - snapshots
+    needed = _given_out(state)
     bundle = Bundle(
         session_id=session_id,
         events=[parse(line) for line in lines],
         workflows={ref: parse(log.get_blob(ref)) for ref in sorted(workflows)},
         snapshots={ref: parse(log.get_blob(ref)) for ref in sorted(snapshots)},
-        artifacts={ref: text for ref in sorted(others) if (text := _artifact(log, ref)) is not None},
+        artifacts={
+            ref: text for ref in sorted(others) if (text := _artifact(log, ref, needed=ref in needed)) is not None
+        },
     )
     data = msgspec.json.encode(bundle.with_digests()) + b"\n"
     unpack(data)  # What nobody could import is no bundle.
@@ -149,7 +153,7 @@ def unpack(data: bytes) -> Opened:
     Raises:
         BundleTooNew: upgrade to read it.
         InvalidBundle: with the `reason`, and the `path` of the part it is about.
-        InvalidJson, InvalidEvent, InvalidTransition: one of its events is none, with its `event_index`.
+        InvalidJson, InvalidEvent, KeyMismatch, InvalidTransition: one of its events is none, with its `event_index`.
         InvalidWorkflow, InvalidSnapshot, SnapshotOfAnotherWorkflow, SnapshotTooNew: its runs do not stand on what they
             should.
     """
@@ -221,12 +225,23 @@ def _bytes(text: str) -> bytes:
         raise InvalidBundle(f"An artifact is no base64: {error}", reason="artifact") from error
 
 
-def _artifact(log: EventLog, ref: BlobRef) -> str | None:
-    """What an event refers to, if the log holds it: such a text may be the digest of anything."""
+def _artifact(log: EventLog, ref: BlobRef, *, needed: bool) -> str | None:
+    """What an event refers to, if the log holds it: what no output names as its artifact may be the digest of anything.
+
+    Raises:
+        BlobNotFound: it is needed, and gone.
+    """
     try:
         return b64encode(log.get_blob(ref)).decode()
     except BlobNotFound:
+        if needed:
+            raise
         return None
+
+
+def _given_out(state: Session) -> set[str]:
+    """What the outputs of a session name as their artifacts."""
+    return {artifact.digest for output in state.outputs.values() for artifact in output.artifacts}
 
 
 # --- what must be so -------------------------------------------------------------------------------------
@@ -265,6 +280,8 @@ def _checked_events(bundle: Bundle) -> tuple[list[SessionEvent], Session]:
                 raise InvalidEvent(f"Two events have the key {event.dedupe_key!r}")
             for refusal in SESSION.refusals(state, event):
                 raise impossible(refusal)
+            if not fits(event):
+                raise KeyMismatch(f"The key {event.dedupe_key!r} is none of this event's own")
             state = SESSION.fold(state, [line])
         except RunstateError as error:
             error.details["event_index"] = index
@@ -277,12 +294,16 @@ def _checked_events(bundle: Bundle) -> tuple[list[SessionEvent], Session]:
 def _checked_blobs(bundle: Bundle, state: Session) -> list[bytes]:
     """Exactly what the events stand on is there: workflows, snapshots of those workflows, artifacts that are named."""
     pinned = {str(run.workflow_hash) for run in state.runs.values()}
-    standing = {(str(node.snapshot_ref), state.runs[node.run_id].workflow_hash) for node in state.nodes.values()}
+    standing = {
+        (str(node.snapshot_ref), state.runs[node.run_id].workflow_hash, node.is_terminal)
+        for node in state.nodes.values()
+    }
     named = {str(ref) for members in bundle.events for ref in blob_refs(msgspec.json.encode(members))}
-    held = set(bundle.workflows) == pinned and set(bundle.snapshots) == {ref for ref, _ in standing}
-    if not held or not set(bundle.artifacts) <= named:
+    held = set(bundle.workflows) == pinned and set(bundle.snapshots) == {ref for ref, _, _ in standing}
+    missing = _given_out(state).difference(bundle.workflows, bundle.snapshots, bundle.artifacts)
+    if not held or missing or not set(bundle.artifacts) <= named:
         raise InvalidBundle("The bundle holds other blobs than its events stand on", reason="reference")
     workflows = {ref: read_workflow(_canonical(value)) for ref, value in bundle.workflows.items()}
-    for ref, workflow_hash in standing:
-        read_snapshot(_canonical(bundle.snapshots[ref]), workflows[workflow_hash])
+    for ref, workflow_hash, is_terminal in standing:
+        check_end(read_snapshot(_canonical(bundle.snapshots[ref]), workflows[workflow_hash]), is_terminal)
     return [encode(value) for _, blobs, encode in _sections(bundle) for value in blobs.values()]

@@ -16,6 +16,7 @@ import msgspec
 
 from runstate.errors import InvalidTransition, SequenceConflict, StreamNotFound
 from runstate.logs.log import AppendResult, now
+from runstate.models.canonical import digest
 from runstate.models.model import Alert, Draft
 from runstate.models.session.events import SessionEvent
 from runstate.models.session.ids import SessionId
@@ -38,11 +39,17 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class _Kept(msgspec.Struct):
-    """A state, where it stands, and which stream of that name it is of."""
+    """A state, and a line that it has taken in: if the log has another one there, it holds another history by now."""
 
     state: Session
     seq: int
-    born: str
+    """Of that line; 0 before the first."""
+    digest: str
+
+    @property
+    def last_seq(self) -> int:
+        """Of the last line that the state has taken in."""
+        return self.state.last_event_index + 1
 
 
 class Journal:
@@ -50,8 +57,8 @@ class Journal:
 
     def __init__(self, store: SessionStore) -> None:
         self.store = store
+        self.turn = RLock()
         self._kept: OrderedDict[SessionId, _Kept] = OrderedDict()
-        self._turn = RLock()
 
     @contextmanager
     def reading(self, session_id: SessionId) -> Iterator[Session]:
@@ -61,7 +68,7 @@ class Journal:
             StreamNotFound: there is no such session.
             LogDamaged: the session's log is damaged; nothing is guessed around that.
         """
-        with self._turn:
+        with self.turn:
             yield self._current(session_id).state
 
     def begin(self, session_id: SessionId, plan: Plan) -> None:
@@ -71,7 +78,7 @@ class Journal:
             SequenceConflict: there is a session of that id.
             InvalidEvent, InvalidTransition, LogBusy, …: nothing was written.
         """
-        with self._turn:
+        with self.turn:
             self._append(session_id, _Kept(self.store.model.initial(session_id), 0, ""), plan)
 
     def append(self, session_id: SessionId, decide: Callable[[Session], Plan]) -> None:
@@ -82,7 +89,7 @@ class Journal:
             StreamNotFound, InvalidEvent, InvalidTransition: nothing was written.
             LogBusy, LogFull, AppendOutcomeUnknown, SequenceConflict: try again.
         """
-        with self._turn:
+        with self.turn:
             for decision in range(1, _decisions_max + 1):
                 kept = self._current(session_id)
                 plan = decide(kept.state)
@@ -96,23 +103,44 @@ class Journal:
                         raise
 
     def _current(self, session_id: SessionId) -> _Kept:
-        """Kept in memory as long as the stream is the same one; only what is new is folded."""
+        """Kept in memory as long as the log holds the history that it was folded from; only what is new is folded."""
         info = self.store.log.stream(session_id)
         if info is None:
             raise StreamNotFound(f"There is no session {session_id!r}", stream=session_id)
         kept = self._kept.pop(session_id, None)
-        if kept is None or kept.born != info.first_persisted_at or kept.seq > info.last_seq:
-            kept = _Kept(self.store.current_state(session_id), info.last_seq, info.first_persisted_at)
-            kept.seq = kept.state.last_event_index + 1
-        elif kept.seq < info.last_seq:
-            lines = self.store.log.lines(session_id, after_seq=kept.seq, until_seq=info.last_seq)
-            kept.state, kept.seq = self.store.model.fold(kept.state, lines), info.last_seq
+        if kept is None or not self._goes_on(kept, session_id, info.last_seq):
+            kept = self._loaded(session_id, info.last_seq)
         self._kept[session_id] = kept
         if len(self._kept) > _states_max:
             self._kept.popitem(last=False)
         return kept
 
+    def _goes_on(self, kept: _Kept, session_id: SessionId, last_seq: int) -> bool:
+        """Fold what is new. False: the session was repaired, or deleted and begun again, maybe by another process."""
+        if kept.seq > last_seq:
+            return False
+        lines = [*self.store.log.lines(session_id, after_seq=kept.seq - 1, until_seq=last_seq)]
+        if not lines or digest(lines[0]) != kept.digest:
+            return False
+        if len(lines) > 1:
+            kept.state = self.store.model.fold(kept.state, lines[1:])
+            kept.seq, kept.digest = kept.seq + len(lines) - 1, digest(lines[-1])
+        return True
+
+    def _loaded(self, session_id: SessionId, last_seq: int) -> _Kept:
+        # The line before the state: if the history changes in between, the line will not be found again.
+        line = next(self.store.log.lines(session_id, after_seq=max(last_seq - 1, 0), until_seq=last_seq), None)
+        state = self.store.current_state(session_id)
+        if line is None:
+            raise StreamNotFound(f"There is no session {session_id!r}", stream=session_id)
+        return _Kept(state, last_seq, digest(line))
+
     def _append(self, session_id: SessionId, kept: _Kept, plan: Plan) -> None:
+        """
+        Raises:
+            SequenceConflict: another writer was faster, and what it wrote may be this very plan.
+        """
+        seq = kept.last_seq
         drafts = [self.store.model.draft(event)[1] for event in plan.events]
         # The state takes the plan in before the log does. If the log refuses the plan, the state goes with it.
         self._kept.pop(session_id, None)
@@ -120,14 +148,17 @@ class Journal:
         # Blobs before events: no event may refer to what a crash could have kept from being there.
         for blob in plan.blobs:
             self.store.log.put_blob(blob)
-        results = self.store.log.append(session_id, drafts, expected_seq=kept.seq)
+        results = self.store.log.append(session_id, drafts, expected_seq=seq)
+        if seq and any(result.idempotent and result.seq > seq for result in results):
+            raise _faster(session_id)
         for draft, result in zip(drafts, results, strict=True):
             if result.mismatch:
                 self.store.alerts.raise_once(_mismatch(session_id, draft, result))
         lines = [(r.seq, d.render(r.seq, r.persisted_at)) for d, r in zip(drafts, results, strict=True) if r.persisted]
         self.store.snapshots.appended(session_id, lines)
-        if kept.born and len(lines) == new:
-            kept.seq += new
+        if len(lines) == new:
+            if lines:
+                kept.seq, kept.digest = lines[-1][0], digest(lines[-1][1])
             self._kept[session_id] = kept
 
     def _take_in(self, session_id: SessionId, kept: _Kept, drafts: list[Draft]) -> int:
@@ -135,13 +166,17 @@ class Journal:
 
         Raises:
             InvalidTransition: what is impossible, with the `index` of the event in the plan.
+            SequenceConflict: another writer has stored one of them since the state was read.
         """
-        model, new = self.store.model, set[str]()
+        model, seq, new = self.store.model, kept.last_seq, set[str]()
         for index, draft in enumerate(drafts):
-            if draft.key in new or (kept.seq and self.store.holds_key(session_id, draft.key)):
+            held = self.store.log.find(session_id, draft.key) if seq else None
+            if held is not None and held.seq > seq:
+                raise _faster(session_id)
+            if draft.key in new or held is not None:
                 continue  # A retry: its first answer stands.
             new.add(draft.key)
-            line = draft.render(kept.seq + len(new), now())
+            line = draft.render(seq + len(new), now())
             for refusal in model.refusals(kept.state, model.decode(line)):
                 raise impossible(refusal, index=index)
             kept.state = model.fold(kept.state, [line])
@@ -164,3 +199,7 @@ def _mismatch(session_id: SessionId, draft: Draft, result: AppendResult) -> Aler
         event_id=draft.event_id,
         details={"key": draft.key, "type": draft.type, "storedEventId": result.event_id, "storedSeq": result.seq},
     )
+
+
+def _faster(session_id: SessionId) -> SequenceConflict:
+    return SequenceConflict(f"Another writer of the session {session_id!r} was faster; try again", stream=session_id)

@@ -2,7 +2,8 @@
 
 There is a current key, which signs, and the one before it, which is still accepted; `rotate` moves them on. Each
 session is signed for with a key of its own, derived from those. `renew` changes that one for good: what was signed for
-the session before, on this machine or wherever the keyring was copied from, is void then. Imports use it.
+the session before, on this machine or wherever the keyring was copied from, is void then. So begins a session that is
+imported, or created under a name that another may have had before.
 """
 
 from __future__ import annotations
@@ -12,19 +13,23 @@ import hmac
 import os
 import secrets
 import shlex
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock
+from threading import Lock as Mutex
+from threading import RLock
+from time import monotonic, sleep
 
 import msgspec
 
 from runstate.errors import LogBusy, LogFailed
-from runstate.logs.disk import FILE_MODE, Disk, LockBusy, RealDisk, replace_durably
+from runstate.logs.disk import FILE_MODE, TEMP_SUFFIX, Disk, Lock, LockBusy, RealDisk, replace_durably
 from runstate.models.session.ids import SessionId
 from runstate.runtimes.session.refusals import KeyringDamaged, KeyringExposed
 
 _key_bytes = 32
+_patience_seconds = 1.0
+"""For another process that holds the keyring: as long as a session takes to begin, it does."""
 
 
 class _Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,7 +49,8 @@ class Keyring:
         """The keyring in the file at `path`, which is made with the first signature if it is not there."""
         self.path = Path(path)
         self._disk = disk or RealDisk()
-        self._reading, self._changing = Lock(), Lock()
+        self._reading, self._changing = Mutex(), RLock()
+        self._is_held = False
         self._seen: tuple[str, _Keys] | None = None
 
     def sign(self, session_id: SessionId, text: bytes) -> bytes:
@@ -54,8 +60,17 @@ class Keyring:
             KeyringExposed, KeyringDamaged: the file must be mended first.
             LogBusy: somebody is making the file; try again.
         """
-        keys = self._read() or self._change(lambda keys: keys or _Keys(current=_fresh()))
+        keys = self._ready()
         return _hmac(keys.current, keys.salts.get(session_id, ""), text)
+
+    def prepare(self) -> None:
+        """Make sure that it can sign, before something is written that is of no use without a signature.
+
+        Raises:
+            KeyringExposed, KeyringDamaged: the file must be mended first.
+            LogBusy: somebody is making the file; try again.
+        """
+        self._ready()
 
     def is_signed(self, session_id: SessionId, text: bytes, signature: bytes) -> bool:
         """Whether the current key or the previous one gave that signature. Takes the same time for every wrong one.
@@ -100,7 +115,30 @@ class Keyring:
 
         self._change(renewed)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nobody else changes the keyring until the block ends: no other thread, and no other process.
+
+        Raises:
+            LogBusy: another process keeps holding it; try again.
+        """
+        with self._changing:
+            if self._is_held:
+                yield
+                return
+            lock = self._locked()
+            self._is_held = True
+            try:
+                self._sweep()
+                yield
+            finally:
+                self._is_held = False
+                lock.release()
+
     # --- the file --------------------------------------------------------------------------------------
+
+    def _ready(self) -> _Keys:
+        return self._read() or self._change(lambda keys: keys or _Keys(current=_fresh()))
 
     def _read(self) -> _Keys | None:
         """The keys on file, None where there is no file yet. A file that has not changed is not read again."""
@@ -118,26 +156,37 @@ class Keyring:
 
     def _change(self, change: Callable[[_Keys | None], _Keys]) -> _Keys:
         """Replace the file as a whole, one process after the other."""
-        try:
+        with self.held(), self._changed():
+            keys = change(self._read())
+            replace_durably(self._disk, self.path, msgspec.json.encode(keys) + b"\n")
+            return keys
+
+    def _locked(self) -> Lock:
+        """The kernel lock, as soon as nobody else has it."""
+        until = monotonic() + _patience_seconds
+        with self._changed():
             _make_directories(self._disk, self.path.parent)
-            with self._changing, closing(_Held(self._disk, self.path.with_name(f"{self.path.name}.lock"))):
-                keys = change(self._read())
-                replace_durably(self._disk, self.path, msgspec.json.encode(keys) + b"\n")
-                return keys
-        except LockBusy as error:
-            raise LogBusy(f"Another process is changing the keyring {self.path}; try again") from error
+            while True:
+                try:
+                    return self._disk.lock(self.path.with_name(f"{self.path.name}.lock"))
+                except LockBusy as error:
+                    if monotonic() > until:
+                        raise LogBusy(f"Another process is changing the keyring {self.path}; try again") from error
+                sleep(_patience_seconds / 100)
+
+    def _sweep(self) -> None:
+        """Remove what a killed process was writing: there are keys in it. Nobody writes now, the lock is ours."""
+        with self._changed():
+            for name in self._disk.names(self.path.parent):
+                if name.startswith(f"{self.path.name}.") and name.endswith(TEMP_SUFFIX):
+                    self._disk.remove(self.path.with_name(name))
+
+    @contextmanager
+    def _changed(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise LogFailed(f"The keyring {self.path} cannot be changed: {error}") from error
-
-
-class _Held:
-    """A kernel lock, as something to close."""
-
-    def __init__(self, disk: Disk, path: Path) -> None:
-        self._lock = disk.lock(path)
-
-    def close(self) -> None:
-        self._lock.release()
 
 
 def _check_private(path: Path) -> None:

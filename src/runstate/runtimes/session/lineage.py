@@ -6,17 +6,16 @@ repeated: the outcome is the recorded one.
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import get_args
 
 import msgspec
 
 from runstate.errors import InvalidEvent, InvalidTransition
-from runstate.logs.log import EventLog
+from runstate.logs.log import BlobRef, EventLog
 from runstate.models.model import Alert
 from runstate.models.session import Projections, ids
-from runstate.models.session.ids import AttemptId, GapId, NodeId, RunId, SessionId
+from runstate.models.session.ids import AttemptId, GapId, NodeId, SessionId
 from runstate.models.session.payloads import Artifact, Capability, NodeKind, Output, Preferences
 from runstate.models.session.projections import RunStatus
 from runstate.models.session.rules import edge_kind
@@ -26,9 +25,9 @@ from runstate.runtimes.session.journal import Journal, Plan, SessionStore
 from runstate.runtimes.session.keyring import Keyring
 from runstate.runtimes.session.places import Place, first_attempt, node_of, place, standing
 from runstate.runtimes.session.refusals import CapabilityLocked, InvalidStep
-from runstate.runtimes.session.results import answered
+from runstate.runtimes.session.results import answered, fresh_id, telling
 from runstate.runtimes.session.tokens import AckToken, StateToken, check
-from runstate.runtimes.session.workflow import Step, Workflow
+from runstate.runtimes.session.workflow import Step, Workflow, checked
 
 
 class Rehydrated(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -65,35 +64,52 @@ class Lineage:
     ) -> SessionId:
         """Begin a session. With the id of one that is there already, nothing is written.
 
+        Tokens of an earlier session of that id, which was deleted, are void from then on.
+
         Fails with: event.invalid, log.busy (retry).
         """
         created = SessionId(fresh_id("sess")) if session_id is None else ids.session_id(session_id)
-        self._journal.begin(created, plans.session_begun(created, title, session_key))
+        plan = plans.session_begun(created, title, session_key)
+        with telling(session_id=created):
+            for event in plan.events:
+                self._journal.store.check_event(event)
+
+            def begin() -> bool:
+                self._journal.begin(created, plan)
+                return True
+
+            # Nobody can have had a token for an id that was made up just now.
+            if session_id is None or not self._begun_anew(created, begin):
+                begin()
         return created
 
     @answered
     def start_run(self, session_id: str, workflow: Workflow, *, run_id: str | None = None) -> Place:
         """Start a run, pinned to a workflow. With the id of a run that was started so before, the place where it began.
 
-        Fails with: stream.not_found, event.invalid, event.invalid_transition (another run has that id).
+        Fails with: stream.not_found, workflow.invalid, event.invalid, event.invalid_transition (another run has that
+        id), keyring.exposed, log.busy (retry).
         """
-        session = ids.session_id(session_id)
-        run = RunId(fresh_id("run")) if run_id is None else ids.run_id(run_id)
-        snapshot = node_snapshots.first(workflow)
-        replayed = False
+        session, run, compiled = ids.session_id(session_id), ids.run_id(run_id), checked(workflow)
+        snapshot, start, replayed = node_snapshots.first(compiled), plans.start_node(session, run), False
 
         def decide(state: Session) -> Plan:
-            nonlocal replayed
+            nonlocal start, replayed
             pinned = state.runs.get(run)
             replayed = pinned is not None
-            if pinned is not None and pinned.workflow_hash != workflow.hash:
+            if pinned is None:
+                self._keyring.prepare()
+                return plans.run_begun(session, run, compiled, snapshot)
+            if pinned.workflow_hash != compiled.hash:
                 raise InvalidTransition(
                     f"There is a run {run!r} already, pinned to {pinned.workflow_hash}", reason="run_exists", run_id=run
                 )
-            return Plan() if replayed else plans.run_begun(session, run, workflow, snapshot)
+            # Not derived again: an imported session keeps its nodes, and may have another id than they were made under.
+            start = pinned.start_node_id
+            return Plan()
 
         self._journal.append(session, decide)
-        return self._place(session, plans.start_node(session, run), replayed=replayed)
+        return self._place(session, start, replayed=replayed)
 
     @answered
     def advance(
@@ -105,14 +121,13 @@ class Lineage:
         fork; both lines live on. Replaying a token gives the recorded outcome and writes nothing, whatever output comes
         with it this time.
 
-        Fails with: token.invalid, session.invalid_step, session.capability_locked, event.invalid, log.busy (retry).
+        Fails with: token.invalid, session.invalid_step, session.capability_locked, event.invalid, blob.not_found (an
+        artifact is not kept here), log.busy (retry).
         """
         ack = check(self._keyring, ack_token, AckToken)
         if notes is None and artifacts:
             raise InvalidEvent("Artifacts come with notes that say what they are")
-        output = None
-        if notes is not None:
-            output = Output(output_id=plans.acked_output(ack), notes=notes, artifacts=tuple(artifacts))
+        output = None if notes is None else plans.output(plans.acked_output(ack), notes, artifacts)
         child = StateToken(session_id=ack.session_id, run_id=ack.run_id, node_id=plans.child_node(ack, "step"))
         replayed = False
 
@@ -130,6 +145,8 @@ class Lineage:
             if output is not None:
                 # At the new node, not at the one before it: that one may be advanced from again, with another outcome.
                 plan.events.append(plans.output_given(child, output))
+                plan.blobs.extend(self._artifacts(output))
+            self._keyring.prepare()
             return plan
 
         self._journal.append(ack.session_id, decide)
@@ -151,8 +168,7 @@ class Lineage:
 
         Fails with: stream.not_found, session.node_not_found, log.busy (retry).
         """
-        session, node = ids.session_id(session_id), ids.node_id(node_id)
-        attempt = AttemptId(fresh_id("attempt")) if attempt_id is None else ids.attempt_id(attempt_id)
+        session, node, attempt = ids.session_id(session_id), ids.node_id(node_id), ids.attempt_id(attempt_id)
         with self._journal.reading(session) as state:
             run = node_of(state, node).run_id
         return self._grow_in_place(AckToken(session_id=session, run_id=run, node_id=node, attempt_id=attempt))
@@ -196,6 +212,27 @@ class Lineage:
 
     # --- how -------------------------------------------------------------------------------------------
 
+    def _begun_anew(self, session: SessionId, begin: Callable[[], bool]) -> bool:
+        """Begin a session where none is, and make all tokens void that may ever have been made for one of that id.
+
+        False: something is there, be it damaged, or came in between; nothing was written.
+        """
+        # Alone with the keyring: of two who begin one session at once, the second would void the tokens of the first.
+        with self._journal.turn, self._keyring.held():
+            if self.log.stream(session) is not None:
+                return False
+            # Before there is anything to use them on, so that no crash can leave them in force.
+            self._keyring.renew(session)
+            return begin()
+
+    def _artifacts(self, output: Output) -> list[bytes]:
+        """The artifacts that an output names, to be put once more with its plan: so no collector takes them before it.
+
+        Raises:
+            BlobNotFound, LogDamaged: the log does not hold one of them.
+        """
+        return [self.log.get_blob(BlobRef(artifact.digest)) for artifact in output.artifacts]
+
     def _grow_in_place(self, ack: AckToken) -> Place:
         kind: NodeKind = "checkpoint"
         child, replayed = plans.child_node(ack, kind), False
@@ -209,6 +246,7 @@ class Lineage:
             snapshot = standing(self.log, state, ack.node_id).snapshot
             if snapshot.step_id is None:
                 raise InvalidStep("The workflow has ended at this node; nothing can come after it")
+            self._keyring.prepare()
             return plans.grown(ack, kind, snapshot, edge_kind(node))
 
         self._journal.append(ack.session_id, decide)
@@ -233,10 +271,6 @@ class Lineage:
                 details={"nodeId": ack.node_id, "attemptId": ack.attempt_id},
             )
             self._journal.store.alerts.raise_once(alert)
-
-
-def fresh_id(prefix: str) -> str:
-    return f"{prefix}_{secrets.token_hex(16)}"
 
 
 def _check_unlocked(state: Session, node: NodeId, entered: Step | None) -> None:

@@ -58,7 +58,7 @@ def after(workflow: Workflow, snapshot: NodeSnapshot, chosen: str | None) -> tup
         return msgspec.structs.replace(snapshot, step_id=None), None
     if chosen is None and len(step.next) > 1:
         raise InvalidStep(f"After {step.id!r} comes one of {', '.join(step.next)}; say which", choices=step.next)
-    follower = workflow.step(chosen or step.next[0])
+    follower = workflow.step(step.next[0] if chosen is None else chosen)
     if follower is None or follower.id not in step.next:
         raise InvalidStep(f"{chosen!r} does not follow {step.id!r}", choices=step.next)
     visits = snapshot.visits.get(follower.id, 0) + 1
@@ -85,6 +85,16 @@ def check_snapshot(snapshot: NodeSnapshot, workflow: Workflow) -> None:
     named = {*snapshot.visits, *([snapshot.step_id] if snapshot.step_id is not None else [])}
     if unknown := named - {step.id for step in workflow.steps}:
         raise InvalidSnapshot(f"The snapshot names the step {min(unknown)!r}, which its workflow does not have")
+
+
+def check_end(snapshot: NodeSnapshot, is_terminal: bool) -> None:
+    """
+    Raises:
+        InvalidSnapshot: the node says that the workflow ends there and its snapshot does not, or the other way round.
+    """
+    if is_terminal != (snapshot.step_id is None):
+        at = "at the end of" if snapshot.step_id is None else "in"
+        raise InvalidSnapshot(f"The snapshot is {at} its workflow, and the node's isTerminal says otherwise")
 
 
 def read_snapshot(data: bytes, workflow: Workflow) -> NodeSnapshot:

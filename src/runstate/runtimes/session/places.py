@@ -8,7 +8,7 @@ from runstate.logs.log import BlobRef, EventLog
 from runstate.models.session.ids import AttemptId, NodeId, RunId, SessionId, derived
 from runstate.models.session.state import Node, Session
 from runstate.runtimes.session.keyring import Keyring
-from runstate.runtimes.session.node_snapshots import NodeSnapshot, read_snapshot
+from runstate.runtimes.session.node_snapshots import NodeSnapshot, check_end, read_snapshot
 from runstate.runtimes.session.refusals import NodeNotFound
 from runstate.runtimes.session.tokens import AckToken, StateToken, mint
 from runstate.runtimes.session.workflow import Step, Workflow, load_workflow
@@ -47,7 +47,9 @@ def standing(log: EventLog, state: Session, node_id: NodeId) -> Standing:
     """
     node = node_of(state, node_id)
     workflow = load_workflow(log, state.runs[node.run_id].workflow_hash)
-    return Standing(node, workflow, read_snapshot(log.get_blob(BlobRef(node.snapshot_ref)), workflow))
+    snapshot = read_snapshot(log.get_blob(BlobRef(node.snapshot_ref)), workflow)
+    check_end(snapshot, node.is_terminal)
+    return Standing(node, workflow, snapshot)
 
 
 def node_of(state: Session, node_id: NodeId, run_id: RunId | None = None) -> Node:

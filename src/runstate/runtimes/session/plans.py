@@ -1,15 +1,18 @@
 """What is written for each operation on a session: plans, as pure functions of ids and facts.
 
-Every id in it is handed in, or derived from what
-is, so the same operation, tried again after a crash, gives the same plan, event for event.
+Every id in it is handed in, or derived from what is, so the same operation, tried again after a crash, gives the same
+plan, event for event.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
+from runstate.errors import InvalidEvent, InvalidJson
 from runstate.models.session import events, keys, payloads
 from runstate.models.session.events import SessionEvent
 from runstate.models.session.ids import (
@@ -23,6 +26,7 @@ from runstate.models.session.ids import (
     SessionId,
     derived,
 )
+from runstate.models.session.plain import plain
 from runstate.runtimes.session.journal import Plan
 from runstate.runtimes.session.node_snapshots import NodeSnapshot
 from runstate.runtimes.session.tokens import AckToken, StateToken
@@ -67,6 +71,25 @@ def grown(ack: AckToken, kind: payloads.NodeKind, snapshot: NodeSnapshot, edge_k
 def acked_output(ack: AckToken) -> OutputId:
     """The output that an attempt leaves at the node that it leads to."""
     return OutputId(derived("out", ack.session_id, ack.node_id, ack.attempt_id))
+
+
+def output(
+    output_id: OutputId, notes: str, artifacts: Sequence[payloads.Artifact], supersedes: OutputId | None = None
+) -> payloads.Output:
+    """
+    Raises:
+        InvalidEvent: the notes or one of the artifacts is none.
+    """
+    made = payloads.Output(
+        output_id=output_id,
+        notes=notes,
+        artifacts=tuple(artifacts),
+        supersedes_output_id=UNSET if supersedes is None else supersedes,
+    )
+    try:
+        return msgspec.convert(plain(made), payloads.Output)
+    except (InvalidJson, msgspec.ValidationError) as error:
+        raise InvalidEvent(f"No output of a node: {error}") from error
 
 
 def output_given(at: StateToken, output: payloads.Output) -> SessionEvent:

@@ -5,6 +5,12 @@ from __future__ import annotations
 from runstate.errors import RunstateError
 
 
+class InvalidRequest(RunstateError):
+    """An argument is not of the type that it should be; nothing was looked at or written."""
+
+    code = "request.invalid"
+
+
 class InvalidToken(RunstateError):
     """The token was not made here, or not for this; ask for a new one by rehydrating, rewinding or importing."""
 

@@ -11,24 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Meta
 
-from runstate.errors import RunstateError, SequenceConflict
+from runstate.errors import InvalidTransition, RunstateError, SequenceConflict, StreamNotFound
+from runstate.models.canonical import digest
 from runstate.models.session import SESSION, Projections, ids, payloads
-from runstate.models.session.ids import AttemptId, GapId, OutputId, SessionId
+from runstate.models.session.ids import GapId, OutputId, SessionId
 from runstate.models.session.payloads import Artifact, Output, PreferenceDelta, Preferences
+from runstate.models.session.plain import plain
 from runstate.models.session.state import Session
 from runstate.runtimes.session import plans
 from runstate.runtimes.session.bundles import Imported, Opened, pack, unpack
 from runstate.runtimes.session.finding import Search, Wanted, rank
 from runstate.runtimes.session.journal import Plan
 from runstate.runtimes.session.keyring import Keyring
-from runstate.runtimes.session.lineage import Lineage, fresh_id
+from runstate.runtimes.session.lineage import Lineage
+from runstate.runtimes.session.places import node_of
 from runstate.runtimes.session.refusals import InvalidToken
-from runstate.runtimes.session.results import Failed, answered, failed
+from runstate.runtimes.session.results import Failed, answered, failed, fresh_id, taken, telling
 from runstate.runtimes.session.tokens import StateToken, check
 from runstate.store import open as open_store
 
@@ -62,9 +65,15 @@ class Sessions(Lineage):
 
     @answered
     def keep_artifact(self, name: str, data: bytes, content_type: str = "application/octet-stream") -> Artifact:
-        """Keep bytes under their digest, for an output to name. What no output names is collected some day."""
-        digest = ids.content_digest(self.log.put_blob(data))
-        return Artifact(name=name, digest=digest, content_type=content_type, byte_length=len(data))
+        """Keep bytes under their digest, for an output to name. What no output names is collected some day.
+
+        Fails with: request.invalid (no output could name it so), log.full.
+        """
+        kept = ids.content_digest(f"sha256:{digest(data)}")
+        made = Artifact(name=name, digest=kept, content_type=content_type, byte_length=len(data))
+        artifact: Artifact = taken("artifact", plain(made), Artifact)
+        self.log.put_blob(data)
+        return artifact
 
     @answered
     def append_output(
@@ -72,10 +81,9 @@ class Sessions(Lineage):
     ) -> OutputId:
         """Say something at a node. With an id that was used before at this node, nothing is written.
 
-        Fails with: token.invalid, event.invalid, event.invalid_transition.
+        Fails with: token.invalid, event.invalid, event.invalid_transition, blob.not_found (an artifact is not kept).
         """
-        made = OutputId(fresh_id("out")) if output_id is None else ids.output_id(output_id)
-        return self._output(state_token, Output(output_id=made, notes=notes, artifacts=tuple(artifacts)))
+        return self._output(state_token, plans.output(ids.output_id(output_id), notes, artifacts))
 
     @answered
     def supersede_output(
@@ -89,15 +97,10 @@ class Sessions(Lineage):
     ) -> OutputId:
         """Correct an output of this node by another. The first stays in the history.
 
-        Fails with: token.invalid, event.invalid, event.invalid_transition (that output is not this node's).
+        Fails with: token.invalid, event.invalid, event.invalid_transition (that output is not this node's), and
+        blob.not_found (an artifact is not kept).
         """
-        made = OutputId(fresh_id("out")) if output_id is None else ids.output_id(output_id)
-        output = Output(
-            output_id=made,
-            notes=notes,
-            artifacts=tuple(artifacts),
-            supersedes_output_id=ids.output_id(superseded),
-        )
+        output = plans.output(ids.output_id(output_id), notes, artifacts, ids.output_id(superseded))
         return self._output(state_token, output)
 
     # --- what was seen, wanted and missed --------------------------------------------------------------
@@ -115,7 +118,7 @@ class Sessions(Lineage):
 
         Fails with: stream.not_found, token.invalid, event.invalid.
         """
-        session, attempt = ids.session_id(session_id), _attempt(attempt_id)
+        session, attempt = ids.session_id(session_id), ids.attempt_id(attempt_id)
         at = self._scope(session, state_token)
         self._journal.append(session, lambda _: Plan([plans.observed(session, observation, attempt, at)]))
 
@@ -130,18 +133,17 @@ class Sessions(Lineage):
     ) -> Preferences:
         """Change preferences for the whole session, or, with a token, from one node on. What is in force there now.
 
-        Fails with: stream.not_found, token.invalid, event.invalid.
+        Fails with: stream.not_found, token.invalid, session.node_not_found, event.invalid.
         """
-        session, attempt = ids.session_id(session_id), _attempt(attempt_id)
+        session, attempt = ids.session_id(session_id), ids.attempt_id(attempt_id)
         at = self._scope(session, state_token)
 
         def decide(state: Session) -> Plan:
-            before = Projections(state).effective_preferences(None if at is None else at.node_id)
-            return Plan([plans.preferred(session, delta, _with(before, delta), attempt, at)])
+            return Plan([plans.preferred(session, delta, _with(_in_force(state, at), delta), attempt, at)])
 
         self._journal.append(session, decide)
         with self._journal.reading(session) as state:
-            return Projections(state).effective_preferences(None if at is None else at.node_id)
+            return _in_force(state, at)
 
     @answered
     def report_capability(
@@ -157,7 +159,7 @@ class Sessions(Lineage):
 
         Fails with: token.invalid, event.invalid.
         """
-        at, attempt = check(self._keyring, state_token, StateToken), _attempt(attempt_id)
+        at, attempt = check(self._keyring, state_token, StateToken), ids.attempt_id(attempt_id)
         data = payloads.CapabilityObservedData(capability=capability, status=status, provenance=provenance)
         self._journal.append(at.session_id, lambda _: Plan([plans.capability_seen(at, data, attempt)]))
 
@@ -173,20 +175,31 @@ class Sessions(Lineage):
         related_step_id: str | None = None,
         gap_id: str | None = None,
     ) -> GapId:
-        """Disclose what is missing at a node, instead of stopping there.
+        """Disclose what is missing at a node, instead of stopping there. With an id that was used before at this node,
+        nothing is written.
 
-        Fails with: token.invalid, event.invalid.
+        Fails with: token.invalid, event.invalid, event.invalid_transition (another gap has that id).
         """
         at = check(self._keyring, state_token, StateToken)
         data = payloads.GapRecordedData(
-            gap_id=GapId(fresh_id("gap")) if gap_id is None else ids.gap_id(gap_id),
+            gap_id=ids.gap_id(gap_id),
             reason=reason,
             severity=severity,
             summary=summary,
             how_to_resolve=UNSET if how_to_resolve is None else how_to_resolve,
             related_step_id=UNSET if related_step_id is None else ids.step_id(related_step_id),
         )
-        self._journal.append(at.session_id, lambda _: Plan([plans.gap_told(at, data)]))
+
+        def decide(state: Session) -> Plan:
+            known = state.gaps.get(data.gap_id)
+            # A gap's key is its id alone: the log would take this for a retry of what was said elsewhere.
+            if known is not None and (known.node_id != at.node_id or known.resolves_gap_id is not None):
+                raise InvalidTransition(
+                    f"There is a gap {data.gap_id} already, at {known.node_id}", reason="gap_exists", gap_id=data.gap_id
+                )
+            return Plan([plans.gap_told(at, data)])
+
+        self._journal.append(at.session_id, decide)
         return data.gap_id
 
     @answered
@@ -226,7 +239,7 @@ class Sessions(Lineage):
 
         Fails with: token.invalid, event.invalid.
         """
-        at, attempt = check(self._keyring, state_token, StateToken), _attempt(attempt_id)
+        at, attempt = check(self._keyring, state_token, StateToken), ids.attempt_id(attempt_id)
         data = payloads.DivergenceRecordedData(
             reason=reason,
             summary=summary,
@@ -240,24 +253,24 @@ class Sessions(Lineage):
 
         Fails with: token.invalid, event.invalid.
         """
-        at, attempt = check(self._keyring, state_token, StateToken), _attempt(attempt_id)
+        at, attempt = check(self._keyring, state_token, StateToken), ids.attempt_id(attempt_id)
         data = payloads.DecisionTraceAppendedData(items=tuple(items))
         self._journal.append(at.session_id, lambda _: Plan([plans.traced(at, data, attempt)]))
 
     # --- many sessions ---------------------------------------------------------------------------------
 
     @answered
-    def find(self, wanted: Wanted, *, limit: int = 20) -> Search:
+    def find(self, wanted: Wanted, *, limit: Annotated[int, Meta(ge=1)] = 20) -> Search:
         """Sessions to resume, the best first; the same log and question always give the same answer."""
         unreadable: dict[SessionId, Failed] = {}
-        found = rank(self._states(unreadable), wanted)
+        found = rank(self._states(unreadable), taken("wanted", plain(wanted), Wanted))
         return Search(found=found[:limit], unreadable=unreadable)
 
     @answered
     def export(self, session_id: str) -> bytes:
         """A whole session as one bundle. It holds no token and no key.
 
-        Fails with: stream.not_found, log.damaged, blob.not_found.
+        Fails with: stream.not_found, log.damaged, blob.not_found (an artifact that an output names, or a snapshot).
         """
         return pack(self.log, ids.session_id(session_id))
 
@@ -271,10 +284,8 @@ class Sessions(Lineage):
         Fails with: bundle.invalid, bundle.too_new, event.invalid, event.invalid_transition, snapshot.other_workflow, ….
         """
         opened = unpack(bundle)
-        for blob in opened.blobs:
-            self.log.put_blob(blob)
         session = opened.session_id
-        if self.log.stream(session) is not None or not self._take_over(opened, session):
+        if not self._take_over(opened, session):
             session = SessionId(fresh_id("sess"))
             if not self._take_over(opened, session):
                 raise SequenceConflict(f"The log does not take the events of {opened.session_id!r} under any name")
@@ -294,7 +305,12 @@ class Sessions(Lineage):
 
     def _output(self, state_token: str, output: Output) -> OutputId:
         at = check(self._keyring, state_token, StateToken)
-        self._journal.append(at.session_id, lambda _: Plan([plans.output_given(at, output)]))
+
+        def decide(state: Session) -> Plan:
+            blobs = [] if output.output_id in state.outputs else self._artifacts(output)
+            return Plan([plans.output_given(at, output)], blobs)
+
+        self._journal.append(at.session_id, decide)
         return output.output_id
 
     def _scope(self, session: SessionId, state_token: str | None) -> StateToken | None:
@@ -308,28 +324,38 @@ class Sessions(Lineage):
         return at
 
     def _take_over(self, opened: Opened, session: SessionId) -> bool:
-        """Write a session as one plan. False: the log refuses it; somebody has begun one of that id just now."""
-        # Tokens are made void before there is anything to use them on, so that no crash can leave them in force.
-        self._keyring.renew(session)
-        try:
+        """Write a session as one plan. False: there is one of that id already, or somebody has begun one just now."""
+
+        def adopt() -> bool:
+            for blob in opened.blobs:
+                self.log.put_blob(blob)
             return self.log.adopt(session, opened.records(session)) > 0
+
+        try:
+            with telling(session_id=session):
+                return self._begun_anew(session, adopt)
         except SequenceConflict:
             return False
 
     def _states(self, unreadable: dict[SessionId, Failed]) -> Iterator[Session]:
-        after = ""
-        while page := self.log.streams(after=after):
-            for session in (SessionId(info.stream) for info in page):
-                try:
-                    with self._journal.reading(session) as state:
-                        yield state
-                except RunstateError as error:
-                    unreadable[session] = failed(error)
-            after = page[-1].stream
+        for session in (SessionId(head.stream) for head in self.log.heads(versions=False)):
+            try:
+                with self._journal.reading(session) as state:
+                    yield state
+            except StreamNotFound:
+                continue  # Its first append was never finished, or it was deleted just now.
+            except RunstateError as error:
+                unreadable[session] = failed(error)
 
 
-def _attempt(given: str | None) -> AttemptId:
-    return AttemptId(fresh_id("attempt")) if given is None else ids.attempt_id(given)
+def _in_force(state: Session, at: StateToken | None) -> Preferences:
+    """
+    Raises:
+        NodeNotFound: the session has no such node any more.
+    """
+    if at is not None:
+        node_of(state, at.node_id, at.run_id)
+    return Projections(state).effective_preferences(None if at is None else at.node_id)
 
 
 def _with(before: Preferences, delta: PreferenceDelta) -> Preferences:

@@ -11,10 +11,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from runstate.errors import InvalidJson
 from runstate.logs.log import BlobRef, EventLog
 from runstate.models.canonical import canonical, digest, parse
 from runstate.models.session.ids import StepId, WorkflowHash, WorkflowId
 from runstate.models.session.payloads import Capability
+from runstate.models.session.plain import plain
 from runstate.runtimes.session.refusals import InvalidWorkflow
 
 
@@ -62,6 +64,18 @@ def linear(workflow_id: str, *titles: str) -> Workflow:
         for at, (step_id, title) in enumerate(zip(ids, titles, strict=True))
     ]
     return compiled({"workflowId": workflow_id, "steps": steps})
+
+
+def checked(workflow: Workflow) -> Workflow:
+    """The same workflow, read as if it had come from outside: a struct may have been filled with anything.
+
+    Raises:
+        InvalidWorkflow: what is wrong with it, and where.
+    """
+    try:
+        return compiled(plain(workflow))
+    except InvalidJson as error:
+        raise InvalidWorkflow(f"The workflow is refused: {error}") from error
 
 
 def compiled(source: object) -> Workflow:
