@@ -119,7 +119,9 @@ class Projector:
                     projection.status = "STALE"
                 projection.born, projection.observed = record.persisted_at, 1
             if projection.status == "STALE":
-                continue  # The resync reads all of it from the log.
+                # The resync reads what follows from the log; and all of it, if this fills a gap below the watermark.
+                projection.late |= record.seq <= projection.watermark > projection.applied
+                continue
             if record.seq > following:
                 self._store.alerts.raise_once(_gap(record, following))
                 projection.status = "STALE"

@@ -2,7 +2,8 @@
 
 Options: `url` (a URL, or a JSON list of them), `view` (`events` by default), `model` (by default the one that goes with
 the log), `shards` (about how many tasks; else as many as are worth it), and those of the view. A narrower
-`.schema(...)` gives only those columns; filters on the envelope are handed down to the readers.
+`.schema(...)` gives only those columns; filters on the envelope are handed down to the readers. With `spark.readStream`
+a log's feed is followed, at most `events_per_batch` events at a time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
+    DataSourceStreamReader,
     DataSourceWriter,
     EqualTo,
     Filter,
@@ -40,7 +42,8 @@ from runstate.pipeline.shards import Shard, events_min
 from runstate.pipeline.views import InvalidOption, Request, Task, schema_of, view_named
 
 shards_default = 16
-_general = frozenset({"url", "view", "model", "shards", "shards_max", "path"})
+_streaming = frozenset({"events_per_batch"})
+_general = frozenset({"url", "view", "model", "shards", "shards_max", "path"}) | _streaming
 _operators: dict[type[Filter], str] = {
     EqualTo: "=",
     GreaterThan: ">",
@@ -74,6 +77,21 @@ class RunstateSource(DataSource):
         return from_arrow_schema(schema_of(self.request()))
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        if alone := sorted(self._options.keys() & _streaming):
+            raise InvalidOption(f"{alone[0]} is for spark.readStream; a query that ends reads all there is")
+        return StreamsReader(self._narrowed(schema), self._count())
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        from runstate.pipeline.live import FeedReader, events_per_batch_default
+
+        request = self._narrowed(schema)
+        if request.view != "events" or request.options:
+            raise InvalidOption("A stream gives the view 'events' as it is; every other one reads a whole log")
+        events = self._number("events_per_batch", events_per_batch_default, 1_000_000_000)
+        return FeedReader(request.urls, schema_of(request), events_per_batch=events, tasks=self._count())
+
+    def _narrowed(self, schema: StructType) -> Request:
+        """What is asked for, with the columns that are wanted alone."""
         request = self.request()
         if schema.names != schema_of(request).names:
             request = msgspec.structs.replace(request, columns=tuple(schema.names))
@@ -81,7 +99,7 @@ class RunstateSource(DataSource):
         drifted = [f.name for f, ours in zip(schema, wanted, strict=True) if f.dataType != ours.dataType]
         if drifted:
             raise InvalidOption(f"The column {drifted[0]!r} has the type {wanted[drifted[0]].dataType.simpleString()}")
-        return StreamsReader(request, self._count())
+        return request
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from runstate.pipeline.sink import EventWriter
@@ -111,10 +129,13 @@ class RunstateSource(DataSource):
         return url
 
     def _count(self) -> int:
-        count = self._options.get("shards") or self._options.get("shards_max", str(shards_default))
-        if not count.isdecimal() or not 1 <= int(count) <= 100_000:
-            raise InvalidOption(f"shards is a number from 1 to 100000, not {count[:40]!r}")
-        return int(count)
+        return self._number("shards", self._number("shards_max", shards_default, 100_000), 100_000)
+
+    def _number(self, name: str, default: int, most: int) -> int:
+        text = self._options.get(name) or str(default)
+        if not text.isdecimal() or not 1 <= int(text) <= most:
+            raise InvalidOption(f"{name} is a number from 1 to {most}, not {text[:40]!r}")
+        return int(text)
 
 
 class StreamsReader(DataSourceReader):

@@ -338,7 +338,11 @@ class SqliteLog(Handle):
 def _create_private(path: Path) -> None:
     """Make the file readable by its owner alone, before SQLite would make it readable by all."""
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        # Never a file that is there: to close it would take this process's locks on it away from all its connections,
+        # and another process could then remove the file of what was written last from under them.
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        return
     except OSError as error:
         raise LogFailed(f"{path} cannot be opened: {error.strerror}") from error
 

@@ -1,0 +1,70 @@
+"""pipeline stream: the live projection on Spark."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from typing import Annotated
+
+import typer
+
+from runstate.cli.options import AsJson, ModelName
+from runstate.cli.output import words
+from runstate.cli.pipeline import Conf, Master, Remote, spark_for
+from runstate.cli.projection import MetricsPort, State, To, Urls, state_directory, tell_row, told_by_signals
+from runstate.metrics import serve_metrics
+from runstate.store import default_model
+
+
+def stream(
+    urls: Urls,
+    to: To = "store",
+    model: ModelName = None,
+    state: State = None,
+    available_now: Annotated[
+        bool, typer.Option("--available-now", help="End once it has caught up, instead of following the feed.")
+    ] = False,
+    trigger_ms: Annotated[
+        int, typer.Option("--trigger-ms", min=1, help="Look for new events every so many milliseconds.")
+    ] = 100,
+    events_per_batch: Annotated[
+        int, typer.Option("--events-per-batch", min=1, help="A backlog is worked off in batches of so many events.")
+    ] = 10_000,
+    metrics_port: MetricsPort = None,
+    master: Master = None,
+    remote: Remote = None,
+    conf: Conf = None,
+    as_json: AsJson = False,
+) -> None:
+    """Keep a snapshot of every stream up to date with the feeds, on Spark, until interrupted.
+
+    It does what `runstate project --follow` does, for feeds that are too much for one process.
+    """
+    name = model or default_model(urls[0])
+    directory = state or state_directory(urls, name)
+    stop = threading.Event()
+    with ExitStack() as stack:
+        spark = stack.enter_context(spark_for(master, remote, conf, "stream", urls))
+        stack.enter_context(told_by_signals(stop))  # Not before: Spark takes SIGINT over when it starts.
+        from runstate.pipeline.stream import live_projection
+
+        projection = stack.enter_context(
+            live_projection(
+                *(spark, urls, to, directory),
+                model=name,
+                trigger_ms=trigger_ms,
+                events_per_batch=events_per_batch,
+                available_now=available_now,
+                tell=lambda row: tell_row(row, as_json),
+            )
+        )
+        if metrics_port is not None:
+            port, stop_serving = serve_metrics(projection.book, metrics_port)
+            stack.callback(stop_serving)
+            words.print(f"metrics: http://127.0.0.1:{port}/metrics")
+        words.print(f"logbook: {directory}")
+        while not stop.is_set() and not projection.wait(0.2):
+            pass
+        projection.stop()
+        events = projection.events
+    words.print(f"{events} events projected")
