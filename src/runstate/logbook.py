@@ -16,7 +16,8 @@ from typing import Literal
 
 import msgspec
 
-from runstate.errors import LogFailed, LogNotFound, NotALog
+from runstate.errors import InvalidUrl, LogBusy, LogFailed, LogNotFound, NotALog
+from runstate.logs.disk import LockBusy, RealDisk
 from runstate.logs.log import Position, now
 from runstate.logs.registry import shown_url
 from runstate.models.model import Alert
@@ -29,6 +30,7 @@ CREATE TABLE IF NOT EXISTS logs (
     events INTEGER NOT NULL, resyncs INTEGER NOT NULL, stale INTEGER NOT NULL,
     lag_s REAL NOT NULL, measured_at TEXT NOT NULL, PRIMARY KEY (url, is_aside)
 ) STRICT;
+CREATE TABLE IF NOT EXISTS sink (name TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS alerts (
     alert_id TEXT NOT NULL, raised_at TEXT NOT NULL, cleared_at TEXT, code TEXT NOT NULL, level TEXT NOT NULL,
     subject TEXT NOT NULL, event_id TEXT NOT NULL, details TEXT NOT NULL, PRIMARY KEY (alert_id, raised_at)
@@ -101,6 +103,28 @@ class Logbook:
             if not tables:
                 connection.executescript(f"PRAGMA journal_mode = WAL; PRAGMA application_id = {_application_id};")
                 connection.executescript(_schema)
+
+    @contextmanager
+    def kept_for(self, sink: str) -> Iterator[None]:
+        """Be the only projector that keeps this logbook, which is one of that sink for good.
+
+        Raises:
+            LogBusy: another projector keeps it now.
+            InvalidUrl: it is one of another sink: what it says is not where this one would have to go on.
+        """
+        try:
+            lock = RealDisk().lock(self.path.with_name(".lock"))
+        except LockBusy as error:
+            raise LogBusy(f"Another projector keeps the logbook {self.path}; end it first, or use another") from error
+        try:
+            with self._used() as connection:
+                connection.execute("INSERT INTO sink SELECT ? WHERE NOT EXISTS (SELECT 1 FROM sink)", (sink,))
+                (found,) = connection.execute("SELECT name FROM sink").fetchone()
+            if found != sink:
+                raise InvalidUrl(f"The logbook {self.path} is that of a projector to {found}; choose another --state")
+            yield
+        finally:
+            lock.release()
 
     def entry(self, url: str, *, is_aside: bool = False) -> Entry | None:
         found = [entry for entry in self.entries() if (entry.url, entry.is_aside) == (shown_url(url), is_aside)]

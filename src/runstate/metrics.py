@@ -67,4 +67,3 @@ class BookCollector:
             raised.add_metric([code], all_[code])
             is_open.add_metric([code], open_[code])
         yield from (lag, stale, events, resyncs, raised, is_open)
-

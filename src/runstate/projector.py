@@ -7,6 +7,7 @@ again. A gap that is never filled is normal too, and ends as soon as the log has
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -20,6 +21,8 @@ from runstate.logs.log import Position, Record, now
 from runstate.models.model import Alert
 from runstate.sinks import Projected, Sink, StoreSink
 from runstate.store import Store
+
+_logger = logging.getLogger("runstate.projector")
 
 lag_normal_s = 1.0
 """At most this far behind is as it should be; here an open `PROJECTOR_LAG_HIGH` is cleared."""
@@ -225,7 +228,7 @@ class Projector:
         """Read the stream from the log to its end: what is missing, or all of it when something came late."""
         stream = projection.stream
         if self._store.log.stream(stream) is None:
-            # Deleted in mid-flight: there is nothing left to project.
+            _logger.warning("The stream %r was deleted while it was projected; it is dropped from the sink", stream)
             self._forget(stream)
             self._sink.drop(stream)
             return

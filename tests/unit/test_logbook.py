@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runstate.errors import LogFailed, LogNotFound, NotALog
+from runstate.errors import InvalidUrl, LogBusy, LogFailed, LogNotFound, NotALog
 from runstate.logbook import Entry, Logbook, file_name
 from runstate.logs.log import Position
 from runstate.models.model import Alert
@@ -100,6 +100,24 @@ def test_noise_is_refused(tmp_path: Path) -> None:
     (tmp_path / file_name).write_bytes(b"noise" * 1000)
     with pytest.raises(LogFailed):
         Logbook(tmp_path)
+
+
+def test_one_projector_keeps_it_at_a_time(book: Logbook, tmp_path: Path) -> None:
+    with book.kept_for("store"), closing(Logbook(tmp_path / "state")) as other:
+        with pytest.raises(LogBusy), other.kept_for("store"):
+            pass
+        assert other.entries() == []  # Whoever only looks is let in.
+    with book.kept_for("store"):
+        pass
+
+
+def test_it_is_that_of_one_sink(book: Logbook) -> None:
+    with book.kept_for("store"):
+        pass
+    with pytest.raises(InvalidUrl, match="--state"), book.kept_for("parquet:/table"):
+        pass
+    with book.kept_for("store"):
+        pass
 
 
 def test_nobody_else_may_read_it(book: Logbook) -> None:

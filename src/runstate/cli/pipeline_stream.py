@@ -11,7 +11,17 @@ import typer
 from runstate.cli.options import AsJson, ModelName
 from runstate.cli.output import words
 from runstate.cli.pipeline import Conf, Master, Remote, spark_for
-from runstate.cli.projection import MetricsPort, State, To, Urls, state_directory, tell_row, told_by_signals
+from runstate.cli.projection import (
+    MetricsPort,
+    State,
+    To,
+    Urls,
+    sink_name,
+    sink_named,
+    state_directory,
+    tell_row,
+    told_by_signals,
+)
 from runstate.metrics import serve_metrics
 from runstate.store import default_model
 
@@ -41,6 +51,7 @@ def stream(
     It does what `runstate project --follow` does, for feeds that are too much for one process.
     """
     name = model or default_model(urls[0])
+    sink_named(to, as_json)  # A sink that there is not is told before Spark is started.
     directory = state or state_directory(urls, name)
     stop = threading.Event()
     with ExitStack() as stack:
@@ -58,6 +69,7 @@ def stream(
                 tell=lambda row: tell_row(row, as_json),
             )
         )
+        stack.enter_context(projection.book.kept_for(sink_name(to)))
         if metrics_port is not None:
             port, stop_serving = serve_metrics(projection.book, metrics_port)
             stack.callback(stop_serving)

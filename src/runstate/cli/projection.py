@@ -72,6 +72,7 @@ def project(
     directory = state or state_directory(urls, name)
     with ExitStack() as stack:
         book = stack.enter_context(closing(Logbook(directory)))
+        stack.enter_context(book.kept_for(sink_name(to)))
         followers = []
         for url in dict.fromkeys(urls):
             store = stack.enter_context(existing(url, name))
@@ -87,6 +88,12 @@ def project(
         if follow:
             _follow(followers)
     words.print(f"{events} events projected" + ("" if follow else "; --follow goes on"))
+
+
+def sink_name(to: str) -> str:
+    """A sink by a name that is the same from wherever it is called."""
+    scheme, colon, path = to.partition(":")
+    return f"{scheme}:{Path(path).absolute()}" if colon else to
 
 
 def sink_named(to: str, as_json: bool) -> SinkOf:
