@@ -1,7 +1,7 @@
 """Snapshots kept up to date with the appends: with every one, every n events, or never.
 
 A snapshot is a convenience. It may be behind the log, it is never ahead of it, and whatever goes wrong with it is an
-alert, not a failure of the append that it follows.
+alert, not a failure of the append that it follows. Mere contention is not even that: the next append makes it good.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from threading import Lock
 from typing import Any, Generic
 
 from runstate.alerts import AlertBook
-from runstate.errors import StreamNotFound
-from runstate.logs.log import EventLog, StoredSnapshot, StreamInfo
+from runstate.errors import LogBusy, StreamNotFound, Truncated
+from runstate.logs.log import EventLog, StoredSnapshot, StreamInfo, begins_after
 from runstate.models.canonical import digest
 from runstate.models.model import Alert, Model, S
 
@@ -23,12 +23,14 @@ _states_max = 1000
 
 
 class _Kept(Generic[S]):
-    """A state in memory, and how far it and its copy in the log have come."""
+    """A state in memory, how far it and its copy in the log have come, and which history it is of."""
 
-    __slots__ = ("born", "saved_seq", "seq", "state")
+    __slots__ = ("born", "line_digest", "saved_seq", "seq", "state")
 
     def __init__(self, state: S, seq: int, born: str) -> None:
         self.state, self.seq, self.saved_seq, self.born = state, seq, seq, born
+        self.line_digest = ""
+        """Of the line at `seq`; empty where there is none: at the beginning, or below what a compacted log holds."""
 
 
 class Snapshots(Generic[S]):
@@ -85,28 +87,49 @@ class Snapshots(Generic[S]):
             kept.state = fold(kept.state, [line for _, line in lines], alert)
         else:
             kept.state = fold(kept.state, self._log.lines(stream, after_seq=kept.seq, until_seq=last), alert)
-        kept.seq = last
+        kept.seq, kept.line_digest = last, digest(lines[-1][1])
         if last - kept.saved_seq >= self._every:
-            self.keep(stream, kept.state, last)
-            kept.saved_seq = last
+            # Whoever holds the stream now is about to append to it, and this handle's next append saves what is due.
+            with suppress(LogBusy):
+                self.keep(stream, kept.state, last)
+                kept.saved_seq = last
 
     def _state(self, stream: str, info: StreamInfo) -> _Kept[S]:
         with self._kept_lock:
             kept = self._kept.get(stream)
-            # A stream that was deleted and begun again, perhaps by another process, is another stream.
-            if kept is not None and kept.born == info.first_persisted_at and kept.seq <= info.last_seq:
+            if kept is not None:
                 self._kept.move_to_end(stream)
-                return kept
-        stored = self.stored(stream)
+        if kept is not None and self._is_of(stream, info, kept):
+            return kept
+        # What was saved of a history that is gone may still be on file: only the log tells what has come in its place.
+        may_load = kept is None or begins_after(self._log, stream) > 0
+        stored = self.stored(stream) if may_load else None
         if stored is None:
             kept = _Kept(self._model.initial(stream), 0, info.first_persisted_at)
         else:
             kept = _Kept(self._model.load(stored.body), stored.seq, info.first_persisted_at)
+            with suppress(Truncated):
+                kept.line_digest = self._line_digest(stream, stored.seq)
         with self._kept_lock:
             self._kept[stream] = kept
             if len(self._kept) > _states_max:
                 self._kept.popitem(last=False)
         return kept
+
+    def _is_of(self, stream: str, info: StreamInfo, kept: _Kept[S]) -> bool:
+        """Whether a state is of the history that the log holds now. Another process may have deleted the stream or cut
+        it back, and begun again. Imports keep ids and times, so the line itself must stand where the state stands."""
+        if kept.born != info.first_persisted_at or kept.seq > info.last_seq:
+            return False
+        try:
+            return kept.line_digest == self._line_digest(stream, kept.seq)
+        except Truncated:
+            return False  # A checkpoint has removed it, and has a snapshot of what came after.
+
+    def _line_digest(self, stream: str, seq: int) -> str:
+        return (
+            "".join(digest(line) for line in self._log.lines(stream, after_seq=seq - 1, until_seq=seq)) if seq else ""
+        )
 
 
 def _failed(stream: str, error: Exception) -> Alert:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -36,21 +37,21 @@ def send(log: SegmentsLog, plan: list[str]) -> None:
     log.append("r", [bare(key, ref_of(plan[0])) for key in plan])
 
 
-def check(root: Path, during: str) -> bool:
+def check(root: Path, during: str, before: list[str]) -> bool:
     """The plan is there whole, or not at all; and the session goes on. Whether it is there."""
     with SegmentsLog(root) as log:
         seen = keys(stored(log, "r"))
-        assert seen in (first, first + second), during
+        assert seen in (before, before + second), during
         assert list(log.verify()) == [], during
-        if seen == first:
+        if seen == before:
             log.put_blob(blob_of(second[0]))
         results = log.append("r", [bare(key, ref_of(second[0])) for key in second])
-        assert [result.persisted for result in results] == [seen == first] * 3, during
-        assert keys(stored(log, "r")) == first + second, during
+        assert [result.persisted for result in results] == [seen == before] * 3, during
+        assert keys(stored(log, "r")) == before + second, during
         assert list(log.verify()) == [], during
         assert log.gc().removed == [], during
         assert [log.get_blob(ref) for line in log.lines("r") for ref in blob_refs(line)], during
-    return seen != first
+    return seen != before
 
 
 # --- at each call to the disk --------------------------------------------------------------------------------------
@@ -103,17 +104,20 @@ class MortalFile(File):
         super().sync()
 
 
-def test_a_writer_killed_at_any_call_to_the_disk_leaves_the_plan_whole_or_not_at_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("append", ["the next append", "the first append", "the append after a crash"])
+def test_a_writer_killed_at_any_call_to_the_disk_leaves_the_plan_whole_or_not_at_all(
+    tmp_path: Path, append: str
+) -> None:
     stored_by = []
     for left in range(1, 200):
         root = tmp_path / str(left)
-        prepare(root)
+        before = prepare_for(append, root)
 
         def write(root: Path = root, left: int = left) -> None:
             send(SegmentsLog(root, disk=Mortal(left)), second)
 
         code = in_a_fork(write)
-        stored_by.append(check(root, f"killed before change {left}"))
+        stored_by.append(check(root, f"killed before change {left}", before))
         if code == 0:
             break
     assert code == 0
@@ -123,7 +127,27 @@ def test_a_writer_killed_at_any_call_to_the_disk_leaves_the_plan_whole_or_not_at
 
 # --- at each system call -------------------------------------------------------------------------------------------
 
-calls = ["openat", "write", "fdatasync", "fsync", "rename", "flock", "close"]
+each_append = ["openat", "write", "fdatasync", "fsync", "rename", "flock", "close"]
+calls = [
+    *[("the next append", call) for call in each_append],
+    *[("the first append", call) for call in [*each_append, "mkdir"]],
+    *[("the append after a crash", call) for call in [*each_append, "ftruncate", "unlink"]],
+]
+
+
+def prepare_for(append: str, root: Path) -> list[str]:
+    """The keys of what was stored before an append."""
+    if append == "the first append":
+        SegmentsLog(root).close()
+        return []
+    prepare(root)
+    if append == "the append after a crash":
+        home = root / "sessions/r"
+        with (home / "manifest.jsonl").open("ab") as manifest:
+            manifest.write(b'{"manifestIndex":2,"kind":"segm')
+        (home / "events/00000001-00000007.jsonl").write_bytes(b"never acknowledged\n")
+        (home / "events/00000001-00000002.jsonl.0123456789abcdef.tmp").write_bytes(b"half")
+    return first
 
 
 @pytest.fixture(scope="module")
@@ -134,16 +158,16 @@ def strace() -> str:
     return path
 
 
-@pytest.mark.parametrize("call", calls)
+@pytest.mark.parametrize(("append", "call"), calls)
 def test_a_writer_killed_at_any_system_call_leaves_the_plan_whole_or_not_at_all(
-    tmp_path: Path, strace: str, call: str
+    tmp_path: Path, strace: str, append: str, call: str
 ) -> None:
     killed = 0
     for number in range(1, 80):
         root = tmp_path / str(number)
-        prepare(root)
+        before = prepare_for(append, root)
         code = appended_under(strace, call, number, root)
-        is_stored = check(root, f"killed at {call} {number}")
+        is_stored = check(root, f"killed at {call} {number}", before)
         if code == 0:
             assert is_stored
             break
@@ -156,11 +180,13 @@ def test_a_writer_killed_at_any_system_call_leaves_the_plan_whole_or_not_at_all(
 def appended_under(strace: str, call: str, number: int, root: Path) -> int:
     """Append in a process of its own that is killed at the n-th such call; its exit code."""
     go, start = os.pipe()
+    is_ready, ready = os.pipe()
 
     def write() -> None:
         os.close(start)
         log = SegmentsLog(root)
         log.stream("r")
+        os.write(ready, b"\n")
         os.read(go, 1)
         send(log, second)
         os._exit(0)
@@ -172,7 +198,10 @@ def appended_under(strace: str, call: str, number: int, root: Path) -> int:
         finally:
             os._exit(1)
     os.close(go)
+    os.close(ready)
     # Attached while the writer waits, so that only the calls of one append are counted.
+    assert os.read(is_ready, 1) == b"\n"
+    os.close(is_ready)
     inject = f"inject={call}:signal=KILL:when={number}"
     command = [strace, "-qq", "-f", "-e", f"trace={call}", "-e", inject, "-p", str(child)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL):
@@ -228,8 +257,8 @@ def test_while_one_process_appends_another_is_refused_at_once_and_may_try_again(
             with pytest.raises(LogBusy) as caught:
                 log.append("r", [bare("k1")])
             answers.append(time.perf_counter() - start)
-        # A refusal waits for nothing. The best of twenty, because this machine may be busy with other things.
-        assert min(answers) < 0.05
+        # A refusal waits for nothing. The median, because this machine may be busy with other things now and then.
+        assert median(answers) < 0.05
         told = caught.value.as_data()
         assert (told["code"], told["retryable"], told["details"]) == ("log.busy", True, {"stream": "r"})
         assert keys(stored(log, "r")) == first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -23,13 +23,16 @@ from runstate.errors import (
     KeyMismatch,
     LogBusy,
     LogClosed,
+    LogFull,
     LogNotFound,
     RunstateError,
     SequenceConflict,
     StreamNotFound,
+    Truncated,
     UnknownModel,
 )
 from runstate.logs.log import AppendResult, StoredSnapshot
+from runstate.logs.wal import WalLog
 from runstate.models.canonical import parse
 from runstate.models.engine import ENGINE, CanonicalEngineEvent, EngineModel, RunEventWrite, RunSnapshot
 from runstate.models.model import Alert, AlertSink
@@ -386,28 +389,123 @@ def test_a_snapshot_that_cannot_be_kept_is_an_alert_and_no_failure_of_the_append
     raised: list[Alert] = []
     store = open_store(on_alert=raised.append)
 
-    def busy(stream: str, snapshot: StoredSnapshot) -> None:
-        raise LogBusy()
+    def full(stream: str, snapshot: StoredSnapshot) -> None:
+        raise LogFull()
 
     with monkeypatch.context() as patched:
-        patched.setattr(store.log, "save_snapshot", busy)
+        patched.setattr(store.log, "save_snapshot", full)
         assert store.append_event(write()).persisted
     assert [(alert.code, alert.subject) for alert in raised] == [("SNAPSHOT_FAILED", "r-1")]
 
 
-def test_the_snapshot_catches_up_once_it_can_be_kept_again(
+@pytest.mark.parametrize(("error", "alerts"), [(LogBusy, 0), (LogFull, 1)])
+def test_the_snapshot_catches_up_once_it_can_be_kept_again_and_mere_contention_is_no_alert(
+    open_store: Open, write: Write, monkeypatch: pytest.MonkeyPatch, error: type[RunstateError], alerts: int
+) -> None:
+    raised: list[Alert] = []
+    store = open_store(snapshot_every=2, on_alert=raised.append)
+
+    def refuse(stream: str, snapshot: StoredSnapshot) -> None:
+        raise error()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.log, "save_snapshot", refuse)
+        store.append_events(a_run(write)[:2])
+    assert stored_seq(store) is None
+    store.append_event(a_run(write)[2])
+    assert (same_as_replay(store), len(raised)) == (True, alerts)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_another_history_under_the_same_name_is_not_taken_for_the_one_that_is_kept(
+    open_store: Open, write: Write, every: int
+) -> None:
+    """Deleted and taken over again from elsewhere: ids and times of the beginning are the same, what follows is not."""
+    store = open_store(snapshot_every=every)
+    store.append_events([write("RunStarted"), write("StepStarted", "a"), write("StepFailed", "a")])
+    held = store.log.read("r-1")
+    with runstate.open("memory:") as elsewhere:
+        elsewhere.log.adopt("r-1", held[:2])
+        elsewhere.append_events([write("StepCompleted", "a"), write("StepStarted", "b")])
+        store.log.delete_stream("r-1")  # Behind the store's back, as another process would.
+        store.log.adopt("r-1", elsewhere.log.read("r-1"))
+    for number in range(every):
+        store.append_event(write("Note", attempt=number + 1))
+    stored = store.snapshots.stored("r-1")
+    assert stored is not None
+    assert (stored.seq, stored.body) == (5, ENGINE.dump(store.snapshot_at("r-1", seq=5)))
+
+
+def test_a_snapshot_that_was_saved_of_a_history_that_is_gone_is_put_right_by_the_next_append(
+    open_store: Open, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream is deleted and begun again between an append and the save that follows it."""
+    store = open_store()
+    save = store.log.save_snapshot
+
+    def late(stream: str, snapshot: StoredSnapshot) -> None:
+        store.log.delete_stream("r-1")
+        store.log.append("r-1", [store.model.draft(write("Note", attempt=number))[1] for number in (1, 2, 3)])
+        save(stream, snapshot)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.log, "save_snapshot", late)
+        store.append_events(a_run(write)[:2])
+    store.append_event(write("StepStarted", "other"))
+    assert (stored_seq(store), same_as_replay(store)) == (4, True)
+
+
+def test_a_state_is_gone_on_with_at_the_cost_of_one_line(
     open_store: Open, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store()
+    store.append_events(a_run(write))
+    asked: list[tuple[int, int | None]] = []
+    lines = store.log.lines
 
-    def busy(stream: str, snapshot: StoredSnapshot) -> None:
-        raise LogBusy()
+    def counted(stream: str, *, after_seq: int = 0, until_seq: int | None = None) -> Iterator[bytes]:
+        asked.append((after_seq, until_seq))
+        return lines(stream, after_seq=after_seq, until_seq=until_seq)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(store.log, "save_snapshot", busy)
-        store.append_events(a_run(write)[:2])
-    store.append_event(a_run(write)[2])
-    assert same_as_replay(store)
+    other = runstate.Store(store.log, ENGINE)
+    other.snapshots.appended("r-1", [(4, next(lines("r-1", after_seq=3)))])  # Overtaken: its snapshot is on file.
+    monkeypatch.setattr(store.log, "lines", counted)
+    store.append_event(write("Note"))
+    assert asked == [(3, 4)]
+    other.append_event(write("Note", attempt=2))
+    assert asked[1:] == [(3, 4), (4, 6)]
+    assert same_as_replay(other)
+
+
+def checkpoint(store: runstate.Store[Any, Any, Any], snapshot: StoredSnapshot) -> None:
+    """Compact a stream, so that it begins where the snapshot stands."""
+    assert isinstance(store.log, WalLog)
+    store.log.checkpoint("s", snapshot)
+    with pytest.raises(Truncated):
+        store.log.read("s")
+
+
+def test_a_state_whose_line_was_compacted_away_is_loaded_again(tmp_path: Path) -> None:
+    raised: list[Alert] = []
+    with runstate.open(f"wal:{tmp_path / 'log'}", Clock(), on_alert=raised.append) as store:
+        store.append_event(Fact("s", Tick(), "1"))
+        runstate.Store(store.log, Clock()).append_events([Fact("s", Tick(), key) for key in "234"])
+        checkpoint(store, store.fresh_snapshot("s"))
+        store.append_event(Fact("s", Tick(), "5"))
+        assert (store.get_snapshot("s"), raised) == (Ticks(5), [])
+
+
+def test_a_compacted_stream_begun_again_is_gone_on_with_from_its_own_snapshot(tmp_path: Path) -> None:
+    raised: list[Alert] = []
+    url = f"wal:{tmp_path / 'log'}"
+    with runstate.open(url, Clock(), on_alert=raised.append) as store, runstate.open("memory:", Clock()) as elsewhere:
+        store.append_events([Fact("s", Tick(), "1"), Fact("s", Tick(), "2")])
+        store.log.delete_stream("s")
+        elsewhere.append_events([Fact("s", Tick(), key) for key in "abc"])
+        store.log.adopt("s", elsewhere.log.read("s"))
+        checkpoint(store, elsewhere.fresh_snapshot("s"))
+        store.append_event(Fact("s", Tick(), "4"))
+        assert (store.get_snapshot("s"), raised) == (Ticks(4), [])
 
 
 def test_a_snapshot_of_a_large_double_can_be_brought_up_to_date(open_store: Open, write: Write) -> None:

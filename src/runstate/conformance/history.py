@@ -149,6 +149,8 @@ class LogMachine(RuleBasedStateMachine):
             if stream not in self.streams:
                 self._refused_as_unknown(partial(self.log.save_snapshot, stream, new))
                 continue
+            if new.seq > len(self.streams[stream]):
+                continue  # No state is ahead of its stream; what becomes of one that claims to be is each log's matter.
             self.log.save_snapshot(stream, new)
             old = self.snapshots.get(stream)
             if old is None or old.version != new.version or old.seq <= new.seq:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import PurePosixPath
 
 import pytest
@@ -49,15 +50,14 @@ def put(disk: SimulatedDisk, path: PurePosixPath, data: bytes) -> None:
         file.append(data)
 
 
-def reads_right(disk: SimulatedDisk, right: list[Record], *, may_end_early: bool = False) -> bool:
+def reads_right(disk: SimulatedDisk, right: list[Record]) -> bool:
     """Whether a read gives the right lines, or a beginning of them and then a refusal that says how many they are."""
     lines, found, intact = opened(disk).lines("r"), list[bytes](), len(right)
     try:
         found.extend(lines)
     except LogDamaged as error:
         intact = error.details["intact"]
-    wanted = [record.body for record in right]
-    return found == wanted[: len(found) if may_end_early else intact]
+    return found == [record.body for record in right[:intact]]
 
 
 # --- each single byte ---------------------------------------------------------------------------------------------
@@ -227,17 +227,69 @@ def test_zeros_over_a_line_and_not_over_the_pin_behind_it_are_damage() -> None:
 @pytest.mark.parametrize("lines", [0, 1, 4])
 def test_a_manifest_cut_short_is_told_by_the_segments_behind_its_end(lines: int) -> None:
     disk = small_session()
-    right = stored(opened(disk), "r")
+    known = opened(disk)
+    right = stored(known, "r")
     put(disk, manifest, b"".join(line + b"\n" for line in disk.read(manifest).split(b"\n")[:lines]))
     assert "log.manifest_cut" in [finding.code for finding in opened(disk).verify("r")]
-    assert reads_right(disk, right, may_end_early=True)
-    with pytest.raises(LogDamaged) as caught:
-        opened(disk).append("r", [bare("new")])
-    assert caught.value.details["reason"] == "log.manifest_cut"
+    assert reads_right(disk, right)
+    calls: list[Callable[[SegmentsLog], object]] = [
+        lambda log: log.append("r", [bare("new")]),
+        lambda log: log.read("r"),
+        lambda log: list(log.lines("r")),
+        lambda log: log.find("r", "e"),
+        lambda log: log.compact("r"),
+    ]
+    for log in (opened(disk), known):
+        for call in calls:
+            with pytest.raises(LogDamaged) as caught:
+                call(log)
+            assert caught.value.details["reason"] == "log.manifest_cut"
+        assert [info.stream for info in log.streams()] == ["r"]
     assert disk.exists(segment(3, 3))
     (finding,) = opened(disk).repair("r")
     assert disk.exists(home / "events/00000004-00000004.jsonl.damaged-1")
     assert opened(disk).append("r", [bare("new")])[0].seq == finding.details["intact"] + 1
+
+
+def test_a_manifest_that_is_gone_is_told_by_the_segments() -> None:
+    disk = small_session()
+    disk.remove(manifest)
+    with pytest.raises(LogDamaged) as caught:
+        opened(disk).read("r")
+    assert caught.value.details["reason"] == "log.manifest_cut"
+    assert [info.stream for info in opened(disk).streams()] == ["r"]
+    with pytest.raises(LogDamaged):
+        opened(disk).append("r", [bare("new")])
+    assert disk.exists(segment(0, 2))
+
+
+@pytest.mark.parametrize("grown", [1, 7])
+def test_a_session_begun_again_between_two_looks_is_not_taken_for_one_cut_short(
+    monkeypatch: pytest.MonkeyPatch, grown: int
+) -> None:
+    """The names are those of the old session, the manifest is the new one's, which perhaps grows on meanwhile."""
+    disk = small_session()
+    reader, writer, names = opened(disk), opened(disk), disk.names
+    new = [f"k{number}" for number in range(grown)]
+
+    def begin_again(path: PurePosixPath) -> list[str]:
+        found = names(path)
+        monkeypatch.setattr(disk, "names", grow)
+        with monkeypatch.context() as undisturbed:
+            undisturbed.setattr(disk, "names", names)
+            writer.delete_stream("r")
+            writer.append("r", [bare(new[0])])
+        return found
+
+    def grow(path: PurePosixPath) -> list[str]:
+        monkeypatch.setattr(disk, "names", names)
+        for key in new[1:]:
+            writer.append("r", [bare(key)])
+        return names(path)
+
+    monkeypatch.setattr(disk, "names", begin_again)
+    assert keys(reader.read("r")) == new
+    assert list(reader.verify()) == []
 
 
 def test_a_manifest_that_lost_its_last_line_is_told_by_a_snapshot_of_its_event() -> None:
@@ -344,6 +396,39 @@ def test_the_last_copy_of_events_is_not_removed_with_the_leftovers_of_a_merge() 
     with pytest.raises(LogDamaged):
         opened(disk).append("r", [bare("newer")])
     assert disk.exists(segment(0, 1))
+
+
+# --- a directory under another name ------------------------------------------------------------------------------
+
+
+def test_a_session_in_the_directory_of_another_is_found_and_never_read_as_that_one() -> None:
+    disk = small_session()
+    disk.rename(home, home.with_name("s"))
+    log = opened(disk)
+    assert reads_right(disk, [])
+    calls: list[Callable[[], object]] = [
+        lambda: log.read("s"),
+        lambda: list(log.lines("s")),
+        lambda: list(log.lines("s", after_seq=1)),
+        lambda: log.append("s", [bare("new", session="s")]),
+    ]
+    for call in calls:
+        with pytest.raises(LogDamaged, match="'r'") as caught:
+            call()
+        told = caught.value.details
+        assert (told["reason"], told["intact"], told["file"]) == (
+            "log.out_of_order",
+            0,
+            "events/00000000-00000002.jsonl",
+        )
+    assert log.load_snapshot("s", "notes") is None
+    (finding,) = log.verify("s")
+    assert (finding.code, finding.seq) == ("log.out_of_order", 1)
+    (done,) = log.repair("s")
+    assert done.code == "log.out_of_order"
+    assert disk.exists(root / "sessions/s/events/00000004-00000004.jsonl.damaged-1")
+    assert log.append("s", [bare("new", session="s")])[0].seq == 1
+    assert list(log.verify()) == []
 
 
 # --- repair --------------------------------------------------------------------------------------------------------

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
+from threading import Thread
 
 import msgspec
 import pytest
@@ -14,7 +17,7 @@ from tests.crash.segments_work import bare
 from runstate.conformance.notes import as_held, keys, note, notes, numbered, snapshot, stored
 from runstate.conformance.threads import meanwhile, race_all
 from runstate.copying import copy_stream
-from runstate.errors import InvalidUrl, LogBusy, LogClosed, LogDamaged, LogFailed, LogNotFound, NotALog
+from runstate.errors import InvalidUrl, LogBusy, LogClosed, LogDamaged, LogFailed, LogFull, LogNotFound, NotALog
 from runstate.logs.disk import RealDisk
 from runstate.logs.log import BlobRef, Record, blob_refs
 from runstate.logs.ndjson import NdjsonLog
@@ -141,8 +144,9 @@ def test_ids_that_begin_with_a_dot_do_not_meet_the_logs_own_files(log: SegmentsL
     assert log.gc().removed == []
 
 
-def test_a_session_of_the_first_version_is_read(golden: Path) -> None:
-    with SegmentsLog(golden / "segments", create=False) as log:
+@pytest.mark.parametrize("version", ["segments", "segments-2"])
+def test_a_session_of_each_version_is_read(golden: Path, version: str) -> None:
+    with SegmentsLog(golden / version, create=False) as log:
         assert list(log.verify()) == []
         assert keys(log.read("golden")) == ["a", "b", "c", "d", "e", "ü\u2028"]
         assert [record.tenant for record in log.read("golden")] == ["", "", "", "", "", "acme"]
@@ -150,12 +154,12 @@ def test_a_session_of_the_first_version_is_read(golden: Path) -> None:
         assert [log.get_blob(BlobRef(ref)) for ref in golden_refs] == [b"one", b"two"]
 
 
-def test_a_session_of_the_first_version_is_written_byte_for_byte(golden: Path, tmp_path: Path) -> None:
+def test_a_session_of_the_last_version_is_written_byte_for_byte(golden: Path, tmp_path: Path) -> None:
     with SegmentsLog(tmp_path / "log") as log:
         write_golden(log)
-    for path in (golden / "segments").rglob("*"):
+    for path in (golden / "segments-2").rglob("*"):
         if path.is_file():
-            assert (tmp_path / "log" / path.relative_to(golden / "segments")).read_bytes() == path.read_bytes()
+            assert (tmp_path / "log" / path.relative_to(golden / "segments-2")).read_bytes() == path.read_bytes()
 
 
 golden_refs = [f"sha256:{sha256(data).hexdigest()}" for data in (b"one", b"two")]
@@ -405,6 +409,62 @@ def test_a_reader_goes_on_when_its_segments_are_merged_away(
     assert reader.append("r", notes("new"))[0].seq == 9
 
 
+def test_a_reader_goes_on_when_its_segments_are_merged_away_and_an_append_of_its_handle_has_failed(
+    log: SegmentsLog, opener: Callable[[], SegmentsLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(8):
+        log.append("r", notes(f"k{number}"))
+    lines = log.lines("r")
+    first = next(lines)
+    opener().compact("r")
+    with monkeypatch.context() as patched:
+        patched.setattr(RealDisk, "create", full)
+        with pytest.raises(LogFull):
+            log.append("r", notes("new"))
+    assert [first, *lines] == list(log.lines("r"))
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "full")
+
+
+def test_a_reader_whose_session_is_deleted_ends(log: SegmentsLog, opener: Callable[[], SegmentsLog]) -> None:
+    for number in range(8):
+        log.append("r", notes(f"k{number}"))
+    lines = log.lines("r")
+    next(lines)
+    opener().delete_stream("r")
+    assert list(lines) == []
+
+
+@pytest.mark.parametrize("events", [1, 20])
+def test_a_reader_whose_session_is_begun_again_is_told_to_read_again_and_gets_no_mixture(
+    log: SegmentsLog, opener: Callable[[], SegmentsLog], events: int
+) -> None:
+    for number in range(8):
+        log.append("r", notes(f"k{number}"))
+    lines, other = log.lines("r"), opener()
+    next(lines)
+    other.delete_stream("r")
+    other.append("r", [note(f"other{number}") for number in range(events)])
+    with pytest.raises(LogBusy, match="begun again") as caught:
+        list(lines)
+    assert caught.value.details == {"stream": "r"}
+    assert len(list(log.lines("r"))) == events
+
+
+def test_a_reader_of_a_session_that_is_cut_back_meanwhile_reads_what_is_left(
+    log: SegmentsLog, opener: Callable[[], SegmentsLog], home: Path
+) -> None:
+    for number in range(8):
+        log.append("r", notes(f"k{number}"))
+    right, lines = list(log.lines("r")), log.lines("r")
+    first = next(lines)
+    (home / "events/00000005-00000005.jsonl").write_bytes(b"")
+    opener().repair("r")
+    assert [first, *lines] == right[:5]
+
+
 def test_readers_beside_a_writer_that_merges_always_see_a_prefix(
     log: SegmentsLog, opener: Callable[[], SegmentsLog], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -424,6 +484,47 @@ def test_readers_beside_a_writer_that_merges_always_see_a_prefix(
         for number in range(60):
             log.append("r", notes(f"k{number}"))
     assert watcher.result() == sorted(watcher.result())
+
+
+# --- snapshots ----------------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_that_is_ahead_of_its_session_is_not_kept(log: SegmentsLog) -> None:
+    log.append("r", notes("a", "b"))
+    log.save_snapshot("r", snapshot(2))
+    log.save_snapshot("r", snapshot(3))
+    log.append("r", notes("c"))
+    assert log.load_snapshot("r", "notes") == snapshot(2)
+
+
+@pytest.mark.parametrize("events", [1, 3])
+def test_a_late_snapshot_of_a_deleted_session_is_not_kept_for_one_of_the_same_name(
+    log: SegmentsLog, opener: Callable[[], SegmentsLog], events: int
+) -> None:
+    log.append("r", notes("a", "b"))
+    other = opener()
+    other.delete_stream("r")
+    other.append("r", numbered(events))
+    log.save_snapshot("r", snapshot(2))
+    assert log.load_snapshot("r", "notes") is other.load_snapshot("r", "notes") is None
+    assert list(log.verify()) == []
+    log.save_snapshot("r", snapshot(events))  # By now this handle has seen the new one.
+    assert other.load_snapshot("r", "notes") == snapshot(events)
+
+
+def test_a_snapshot_of_another_history_is_not_believed_and_found(
+    log: SegmentsLog, opener: Callable[[], SegmentsLog], home: Path
+) -> None:
+    log.append("r", notes("a", "b"))
+    log.save_snapshot("r", snapshot(2))
+    old = (home / "snapshot.notes.json").read_bytes()
+    log.delete_stream("r")
+    log.append("r", notes("a", "c", "d"))
+    (home / "snapshot.notes.json").write_bytes(old)
+    assert opener().load_snapshot("r", "notes") is None
+    assert [(found.code, found.severity) for found in log.verify()] == [("snapshot.digest_mismatch", "warning")]
+    log.save_snapshot("r", snapshot(1))
+    assert opener().load_snapshot("r", "notes") == snapshot(1)
 
 
 # --- the collector ------------------------------------------------------------------------------------------------
@@ -480,6 +581,36 @@ def test_another_threads_append_does_not_let_go_of_a_blob(log: SegmentsLog, open
     assert opener().gc().removed == []
 
 
+def test_a_blob_that_two_threads_have_put_is_safe_until_both_have_appended(
+    log: SegmentsLog, opener: Callable[[], SegmentsLog]
+) -> None:
+    ref, other = log.put_blob(b"data"), ThreadPoolExecutor(1)
+    assert other.submit(log.put_blob, b"data").result() == ref
+    other.submit(log.append, "s", notes("a")).result()
+    with pytest.raises(LogBusy):
+        opener().gc()
+    log.append("r", [bare("a", ref)])
+    assert opener().gc().removed == []
+    assert log.get_blob(ref) == b"data"
+    other.shutdown()
+
+
+def test_a_thread_that_has_ended_keeps_the_collector_away_no_longer_than_to_the_next_append(
+    log: SegmentsLog, opener: Callable[[], SegmentsLog]
+) -> None:
+    ended = Thread(target=log.put_blob, args=(b"data",))
+    ended.start()
+    ended.join()
+    with pytest.raises(LogBusy):
+        opener().gc()
+    log.append("r", notes("a"))
+    assert len(opener().gc().removed) == 1
+    ended = Thread(target=log.put_blob, args=(b"data",))
+    ended.start()
+    ended.join()
+    assert len(log.gc().removed) == 1  # Its own handle knows without an append.
+
+
 def test_no_event_that_refers_to_a_blob_is_stored_while_blobs_are_collected(log: SegmentsLog, home: Path) -> None:
     ref = log.put_blob(b"data")
     log.append("r", [bare("a", ref)])
@@ -508,10 +639,98 @@ def test_a_damaged_session_stops_the_collector(log: SegmentsLog, home: Path) -> 
 def test_unfinished_blobs_of_a_killed_writer_are_swept(log: SegmentsLog) -> None:
     log.put_blob(b"data")
     log.append("r", notes("a"))
-    leftover = Path(log.root) / "snapshots/sha256/abc.1234.tmp"
+    blobs = Path(log.root) / "snapshots/sha256"
+    leftover = blobs / f"{sha256(b'data').hexdigest()}.0123456789abcdef.tmp"
     leftover.write_bytes(b"half")
     log.gc()
-    assert not leftover.exists()
+    assert list(blobs.iterdir()) == []
+
+
+def test_what_somebody_else_has_put_among_the_blobs_is_left_alone(log: SegmentsLog) -> None:
+    garbage = log.put_blob(b"data")
+    log.append("r", notes("a"))
+    blobs, name = Path(log.root) / "snapshots/sha256", sha256(b"x").hexdigest()
+    foreign = ["README", "notes.tmp", f"{name}.bak", name.upper(), f"{name[1:]}.0.tmp", ".hidden"]
+    for each in foreign:
+        (blobs / each).write_bytes(b"precious")
+    done = log.gc()
+    assert (done.removed, done.removed_bytes, done.kept) == ([garbage], 4, 0)
+    assert sorted(path.name for path in blobs.iterdir()) == sorted(foreign)
+
+
+def aside_dangling(home: Path) -> None:
+    home.rename(home.parents[1] / "away")
+    home.symlink_to(home.parents[1] / "not mounted")
+
+
+def all_dangling(home: Path) -> None:
+    home.parent.rename(home.parents[1] / "away")
+    home.parent.symlink_to(home.parents[1] / "not mounted")
+
+
+def events_dangling(home: Path) -> None:
+    (home / "events").rename(home.parents[1] / "away")
+    (home / "events").symlink_to(home.parents[1] / "not mounted")
+    (home / "manifest.jsonl").unlink()
+
+
+def manifest_a_directory(home: Path) -> None:
+    (home / "manifest.jsonl").unlink()
+    (home / "manifest.jsonl").mkdir()
+
+
+doubts: dict[str, Callable[[Path], object]] = {
+    "a link to nowhere": aside_dangling,
+    "all sessions behind a link to nowhere": all_dangling,
+    "events behind a link to nowhere": events_dangling,
+    "a name with a dot": lambda home: home.rename(home.with_name(".r-aside")),
+    "a name with a sign in front": lambda home: home.rename(home.with_name("%r")),
+    "a name that is no stream's": lambda home: home.rename(home.with_name("r\n")),
+    "a file": lambda home: (home.rename(home.parents[1] / "away"), home.write_bytes(b"")),
+    "a directory within": lambda home: (home / "older").mkdir(),
+    "a manifest that is a directory": manifest_a_directory,
+}
+
+
+@pytest.mark.parametrize("doubt", doubts.values(), ids=list(doubts))
+def test_at_any_doubt_about_what_stands_among_the_sessions_nothing_is_collected(
+    log: SegmentsLog, opener: Callable[[], SegmentsLog], home: Path, doubt: Callable[[Path], object]
+) -> None:
+    ref = log.put_blob(b"needed")
+    log.append("r", [bare("a", ref)])
+    log.append("s", notes("a"))
+    doubt(home)
+    for dry_run in (True, False):
+        with pytest.raises((LogDamaged, LogFailed)):
+            opener().gc(dry_run=dry_run)
+    assert log.get_blob(ref) == b"needed"
+
+
+def test_what_a_crash_leaves_of_a_session_or_a_deletion_does_not_stop_the_collector(
+    log: SegmentsLog, home: Path
+) -> None:
+    log.put_blob(b"garbage")
+    log.append("s", notes("a"))
+    home.mkdir()
+    (home.with_name(".deleted.0123456789abcdef.tmp")).mkdir()
+    assert len(log.gc().removed) == 1
+
+
+def test_a_session_deleted_while_blobs_are_collected_does_not_stop_the_collector(
+    log: SegmentsLog, opener: Callable[[], SegmentsLog], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.append("r", [bare("a", log.put_blob(b"needed no more"))])
+    other, names = opener(), RealDisk.names
+
+    def deleting(disk: RealDisk, path: Path) -> list[str]:
+        found = names(disk, path)
+        if path == home.parent and home.exists():
+            monkeypatch.setattr(RealDisk, "names", names)
+            other.delete_stream("r")
+        return found
+
+    monkeypatch.setattr(RealDisk, "names", deleting)
+    assert len(log.gc().removed) == 1
 
 
 # --- copies -------------------------------------------------------------------------------------------------------

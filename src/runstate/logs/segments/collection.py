@@ -6,23 +6,27 @@ event shares it meanwhile. The collector takes it alone, so it never runs into t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import PurePath
-from threading import Lock, get_ident
+from threading import Lock, Thread, current_thread
 
 import msgspec
 
-from runstate.errors import LogBusy
+from runstate.errors import LogBusy, LogDamaged
 from runstate.logs import disk as files_door
 from runstate.logs.blobs import Blobs
-from runstate.logs.directories import streams_among
+from runstate.logs.directories import directory_name, streams_among
 from runstate.logs.disk import TEMP_SUFFIX, Disk, LockBusy
 from runstate.logs.log import BlobRef, blob_digest, blob_refs
 from runstate.logs.segments.damage import damaged
-from runstate.logs.segments.files import BLOBS, LOCKS, SESSIONS, SessionFiles, lock_in, names_in
+from runstate.logs.segments.files import BLOBS, LOCKS, SESSIONS, SessionFiles, is_tombstone, lock_in, names_in
 from runstate.logs.segments.verify import examine
+
+_unfinished_pattern = re.compile(rf"[0-9a-f]{{64}}\..+{re.escape(TEMP_SUFFIX)}")
+"""What a killed writer leaves of a blob."""
 
 
 class Collected(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -42,8 +46,8 @@ class Holds:
     def __init__(self, disk: Disk, root: PurePath) -> None:
         self.blobs = Blobs(disk, root / BLOBS)
         self._disk, self._root, self._home = disk, root, root / BLOBS / "sha256"
-        self._put: dict[BlobRef, int] = {}
-        """What was put and is not pinned yet, and by which thread."""
+        self._put: dict[BlobRef, set[Thread]] = {}
+        """What was put and is not pinned yet, and by which threads: each of them means to refer to it."""
         self._users = 0
         self._lock: files_door.Lock | None = None
         self._gate = Lock()
@@ -61,7 +65,7 @@ class Holds:
         with self._sharing():
             ref = self.blobs.put(data)
             with self._gate:
-                self._put[ref] = get_ident()
+                self._put.setdefault(ref, set()).add(current_thread())
         return ref
 
     @contextmanager
@@ -84,14 +88,21 @@ class Holds:
     def appended(self) -> None:
         """This thread's append is over: what it has put before is referred to by now, or by nothing."""
         if self._put:
-            with self._gate:
-                me = get_ident()
-                self._put = {ref: thread for ref, thread in self._put.items() if thread != me}
-                self._let_go()
+            self._drop({current_thread()})
+
+    def forget_ended(self) -> None:
+        """A thread that has ended refers to nothing any more."""
+        self._drop(set())
 
     def release(self) -> None:
         with self._gate:
             self._put.clear()
+            self._let_go()
+
+    def _drop(self, threads: set[Thread]) -> None:
+        with self._gate:
+            held = {ref: {thread for thread in by - threads if thread.is_alive()} for ref, by in self._put.items()}
+            self._put = {ref: by for ref, by in held.items() if by}
             self._let_go()
 
     @contextmanager
@@ -122,16 +133,17 @@ def collect(disk: Disk, root: PurePath, *, dry_run: bool) -> Collected:
     """
     lock = _lock(disk, root, shared=False)
     try:
-        streams = streams_among(names_in(disk, root / SESSIONS), "", None)
+        streams = _streams(disk, root)
         marked = {ref for stream in streams for ref in _referred(disk, SessionFiles(stream, root))}
         home = root / BLOBS / "sha256"
         names = names_in(disk, home)
-        blobs = {name: BlobRef(f"sha256:{name}") for name in names if not name.endswith(TEMP_SUFFIX)}
+        # What does not have a blob's name was put there by somebody else, who may need it.
+        blobs = {name: ref for name in names if blob_digest(ref := BlobRef(f"sha256:{name}"))}
         garbage = [name for name, ref in blobs.items() if ref not in marked]
         size = sum(disk.stamp(home / name)[0] for name in garbage)
         if not dry_run:
             # Nobody is putting a blob now, so what is unfinished stays so.
-            for name in (*garbage, *(name for name in names if name.endswith(TEMP_SUFFIX))):
+            for name in (*garbage, *filter(_unfinished_pattern.fullmatch, names)):
                 disk.remove(home / name)
             if names:
                 disk.sync_directory(home)
@@ -146,20 +158,51 @@ def collect(disk: Disk, root: PurePath, *, dry_run: bool) -> Collected:
         lock.release()
 
 
+def _streams(disk: Disk, root: PurePath) -> list[str]:
+    """All sessions.
+
+    Raises:
+        LogDamaged: something else stands among them, which may be one that was moved aside.
+    """
+    names: list[str] = []
+    with _unless_gone(disk, root / SESSIONS):
+        names = [name for name in disk.names(root / SESSIONS) if not is_tombstone(name)]
+    streams = streams_among(names, "", None)
+    if odd := sorted({*names} - {directory_name(stream) for stream in streams}):
+        message = f"{SESSIONS}/{odd[0]} is no session of this log, and may refer to blobs; move it out, or delete it"
+        raise LogDamaged(message, path=str(root / SESSIONS / odd[0]))
+    return streams
+
+
 def _referred(disk: Disk, files: SessionFiles) -> set[BlobRef]:
-    """What a session refers to, its evidence of damage and its unfinished appends included."""
+    """What a session refers to, its evidence of damage and its unfinished appends included.
+
+    Raises:
+        LogDamaged, LogBusy, OSError: it cannot be read whole.
+    """
     found: set[BlobRef] = set()
-    manifest, spot = examine(
-        disk, files, lambda _, first, lines: found.update(chain.from_iterable(map(blob_refs, lines)))
-    )
+    with _unless_gone(disk, files.home):
+        for directory in (files.home, files.events):
+            with _unless_gone(disk, directory):
+                for name in disk.names(directory):
+                    if directory / name != files.events:
+                        with _unless_gone(disk, directory / name):  # Such as a segment that was merged meanwhile.
+                            found.update(blob_refs(disk.read(directory / name)))
+    manifest, spot = examine(disk, files, lambda _, __, lines: found.update(chain.from_iterable(map(blob_refs, lines))))
     if spot is not None:
         raise damaged(files.stream, spot)
-    found.update(manifest.pins)
-    for directory in (files.home, files.events):
-        for name in names_in(disk, directory):
-            with suppress(IsADirectoryError, FileNotFoundError):  # One that was merged meanwhile was read above.
-                found.update(blob_refs(disk.read(directory / name)))
-    return found
+    return found | manifest.pins.keys()
+
+
+@contextmanager
+def _unless_gone(disk: Disk, path: PurePath) -> Iterator[None]:
+    """What goes while it is looked at refers to nothing. What is listed and cannot be found is a doubt: a link to
+    a place that is not mounted now."""
+    try:
+        yield
+    except FileNotFoundError:
+        if path.name in disk.names(path.parent):
+            raise
 
 
 def _lock(disk: Disk, root: PurePath, *, shared: bool) -> files_door.Lock:

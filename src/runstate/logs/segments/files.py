@@ -10,13 +10,14 @@ from pathlib import PurePath
 from urllib.parse import quote, unquote
 
 from runstate.logs.directories import directory_name
-from runstate.logs.disk import Disk, Lock
+from runstate.logs.disk import TEMP_SUFFIX, Disk, Lock
 
 SESSIONS = "sessions"
 BLOBS = "snapshots"
 LOCKS = ".locks"
 MANIFEST = "manifest.jsonl"
 EVENTS = "events"
+_tombstone = ".deleted"
 _segment_pattern = re.compile(r"(\d{8,})-(\d{8,})\.jsonl")
 _snapshot_pattern = re.compile(r"snapshot\.(.+)\.json")
 
@@ -46,6 +47,15 @@ class SessionFiles:
 
     def snapshot(self, model: str) -> PurePath:
         return self.home / f"snapshot.{quote(model, safe='')}.json"
+
+
+def tombstone_in(disk: Disk, sessions: PurePath) -> PurePath:
+    """What a session is renamed to when it is deleted."""
+    return disk.temp_name(sessions / _tombstone)
+
+
+def is_tombstone(name: str) -> bool:
+    return name.startswith(f"{_tombstone}.") and name.endswith(TEMP_SUFFIX)
 
 
 def segment_name(first: int, last: int) -> str:

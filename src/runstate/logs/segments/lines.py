@@ -64,7 +64,8 @@ def read_line(stream: str, seq: int, line: bytes) -> Record:
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise Damage(LINE_DAMAGED, f"The line is no event of a session: {error}") from error
     if (bare.event_index, bare.session_id) != (seq - 1, stream):
-        raise Damage(OUT_OF_ORDER, f"The line is not event {seq - 1} of this session")
+        whose = f"event {bare.event_index} of the session {bare.session_id[:80]!r}"
+        raise Damage(OUT_OF_ORDER, f"The line is {whose}, and stands in the place of event {seq - 1} of {stream!r}")
     return Record(stream, seq, bare.event_id, bare.kind, bare.dedupe_key, "", "", bare.persisted_at, line)
 
 

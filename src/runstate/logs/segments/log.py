@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 from runstate.errors import InvalidUrl, StreamNotFound
 from runstate.logs.adoption import check_records
 from runstate.logs.directories import prepare_root, remove_tree, streams_among, translated
-from runstate.logs.disk import TEMP_SUFFIX, Disk, RealDisk
+from runstate.logs.disk import Disk, RealDisk
 from runstate.logs.handle import Handle
 from runstate.logs.log import (
     AppendResult,
@@ -37,7 +37,7 @@ from runstate.logs.log import (
 from runstate.logs.segments.collection import Collected, Holds, collect
 from runstate.logs.segments.compaction import Limits
 from runstate.logs.segments.damage import damage_finding
-from runstate.logs.segments.files import SESSIONS, SessionFiles, names_in
+from runstate.logs.segments.files import SESSIONS, SessionFiles, is_tombstone, names_in, tombstone_in
 from runstate.logs.segments.reading import Reader, Recent
 from runstate.logs.segments.recovery import cut_back, settle
 from runstate.logs.segments.session import Session
@@ -49,7 +49,6 @@ sessions_max = 128
 """Sessions that are kept in mind at once; beyond it, the one that was used longest ago is forgotten."""
 _events_guessed = 50
 """In a session whose manifest nobody has looked at."""
-_tombstone = ".deleted"
 _seq_max = 2**63 - 1
 _bounds = {"segment_events_max": (2, 1_000_000), "segment_bytes_max": (1024, 1024 * 1024 * 1024)}
 
@@ -180,18 +179,24 @@ class SegmentsLog(Handle):
         reader = self._reader(stream)
         with translated():
             found = read_snapshot(self._disk, reader.files, model)
-            # One that was saved when there were more events than there are now is of another history.
-            return found.snapshot if found is not None and found.events <= reader.look().events else None
+            return found.snapshot if found is not None and found.is_of(reader) else None
 
     def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
         check_stream(stream)
         self._check_open()
         with self._turn(stream) as session, session.locked():
+            known = session.reader.manifest
             self._check_exists(session)
+            view = session.reader.look()
+            # A state that is ahead of its session, or was made before this handle saw that its manifest is another one,
+            # is of a session that was deleted or cut back since.
+            if snapshot.seq > view.events or (known.lines and known is not view.origin):
+                return
             kept = self.load_snapshot(stream, snapshot.model)
             if kept is not None and kept.version == snapshot.version and kept.seq > snapshot.seq:
                 return
-            write_snapshot(self._disk, session.files, Kept(snapshot, session.reader.look().events))
+            line_digest = session.reader.line_digest(snapshot.seq)
+            write_snapshot(self._disk, session.files, Kept(snapshot, view.events, line_digest))
 
     # --- the whole stream ----------------------------------------------------------------------------------
 
@@ -204,7 +209,7 @@ class SegmentsLog(Handle):
             if expected_seq is not None:
                 check_expected(stream, session.load().events, expected_seq)
             home, sessions = session.files.home, session.files.home.parent
-            tombstone = self._disk.temp_name(sessions / _tombstone)
+            tombstone = tombstone_in(self._disk, sessions)
             session.forget()
             self._disk.rename(home, tombstone)
             self._disk.sync_directory(sessions)
@@ -269,6 +274,8 @@ class SegmentsLog(Handle):
     def put_blob(self, data: bytes) -> BlobRef:
         """Keep bytes under their digest. It is safe from `gc` until this thread's next append, which should name it.
 
+        A thread that has ended has no next append: with the next one of any other, it is not safe any more.
+
         Raises:
             LogBusy: blobs are being collected; try again.
         """
@@ -286,9 +293,11 @@ class SegmentsLog(Handle):
 
         Raises:
             LogBusy: somebody has put blobs and not yet appended what refers to them.
-            LogDamaged: a session is damaged; repair it, or delete it.
+            LogDamaged: a session is damaged (repair it, or delete it), or something else stands among them.
+            LogFailed: a session cannot be read.
         """
         self._check_open()
+        self._holds.forget_ended()
         with translated():
             return collect(self._disk, self.root, dry_run=dry_run)
 
@@ -368,5 +377,5 @@ class SegmentsLog(Handle):
         with translated():
             sessions = self.root / SESSIONS
             for name in names_in(self._disk, sessions):
-                if name.startswith(_tombstone) and name.endswith(TEMP_SUFFIX):
+                if is_tombstone(name):
                     remove_tree(self._disk, sessions / name)

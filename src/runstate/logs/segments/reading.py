@@ -13,7 +13,7 @@ from threading import Lock
 
 import msgspec
 
-from runstate.errors import LogDamaged
+from runstate.errors import LogBusy, LogDamaged
 from runstate.logs.disk import Disk
 from runstate.logs.frames import Damage
 from runstate.logs.log import Record, StreamInfo
@@ -21,6 +21,7 @@ from runstate.logs.segments.damage import SEGMENT_DAMAGED, SEGMENT_MISSING, Spot
 from runstate.logs.segments.files import EVENTS, SessionFiles, names_in, span_of
 from runstate.logs.segments.lines import bodies, read_line
 from runstate.logs.segments.manifest import Manifest, Segment, place_of
+from runstate.logs.segments.strays import cut_short
 from runstate.models.canonical import digest
 
 _segments_kept = 4
@@ -47,6 +48,10 @@ class Recent:
             self._lines[segment.sha256] = lines
             if len(self._lines) > _segments_kept:
                 self._lines.popitem(last=False)
+
+
+Block = tuple[int, list[bytes], Segment]
+"""The index of an event, its line and all behind it in its segment, and the segment."""
 
 
 class View(msgspec.Struct, frozen=True, gc=False):
@@ -82,26 +87,54 @@ class Reader:
             return View(manifest, manifest.segments, manifest.events, manifest.damage)
 
     def _catch_up(self) -> None:
+        if not self._is_extended():
+            self._begin()
+
+    def _is_extended(self) -> bool:
+        """Whether the manifest is still the one that is known. What is new in it has been taken in."""
+        known = self.manifest
         try:
             size, version = self.disk.stamp(self.files.manifest)
             if version == self.version:
-                return
+                return True
+            if not known.lines or known.damage is not None or size < known.end:
+                return False
+            # Its last line proves all before it: where that is still in place, only what is new must be read.
+            start = known.end - len(known.last_line) - known.is_terminated
             with closing(self.disk.open(self.files.manifest, read_only=True)) as file:
-                known = self.manifest
-                # Its last line proves all before it: where that is still in place, only what is new must be read.
-                start = known.end - len(known.last_line) - (known.lines > 0 and known.is_terminated)
-                if known.damage is None and size >= known.end:
-                    data = file.read_at(start, size - start)
-                    if data.startswith(known.last_line):
-                        known.extend(data[known.end - start :])
-                        self.version = version
-                        return
-                self.manifest = Manifest()
-                self.manifest.extend(file.read_at(0, size))
-                self.version = version
+                data = file.read_at(start, size - start)
         except (FileNotFoundError, NotADirectoryError):
-            if self.version:
-                self.manifest, self.version = Manifest(), ""
+            return False
+        if not data.startswith(known.last_line):
+            return False
+        known.extend(data[known.end - start :])
+        self.version = version
+        return True
+
+    def _begin(self) -> None:
+        """Read the manifest from its beginning, and see by the segments whether its end is there."""
+        while True:
+            # Names first: what stands now has its line in a manifest that is read later, but for the last one.
+            names = names_in(self.disk, self.files.events)
+            manifest, version = self._whole_manifest()
+            if manifest.damage is None and cut_short(names, manifest) is not None:
+                # Or else the session was deleted and begun again meanwhile: then these are gone, or it is growing.
+                there = set(names_in(self.disk, self.files.events))
+                manifest.damage = cut_short([name for name in names if name in there], manifest)
+                if self._whole_manifest()[1] != version:
+                    continue
+            self.manifest, self.version = manifest, version
+            return
+
+    def _whole_manifest(self) -> tuple[Manifest, str]:
+        manifest = Manifest()
+        try:
+            size, version = self.disk.stamp(self.files.manifest)
+            with closing(self.disk.open(self.files.manifest, read_only=True)) as file:
+                manifest.extend(file.read_at(0, size))
+        except (FileNotFoundError, NotADirectoryError):
+            return Manifest(), ""
+        return manifest, version
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -127,8 +160,11 @@ class Reader:
         Raises:
             LogDamaged: the walk met damage. What was before it has been yielded.
         """
-        wanted = self.blocks(after_seq, self.look())
-        records = (self._record(seq, line) for first, lines in wanted for seq, line in enumerate(lines, first + 1))
+        records = (
+            self._record(seq, line, segment)
+            for first, lines, segment in self.blocks(after_seq, self.look())
+            for seq, line in enumerate(lines, first + 1)
+        )
         return records if limit is None else islice(records, limit)
 
     def bodies(self, after_seq: int, until_seq: int | None) -> Iterator[Sequence[bytes]]:
@@ -137,8 +173,16 @@ class Reader:
         Raises:
             LogDamaged: the walk met damage. What was before it has been yielded.
         """
-        for first, lines in self.blocks(after_seq, self.look(), until_seq):
+        for first, lines, _ in self.blocks(after_seq, self.look(), until_seq):
             yield bodies(lines if until_seq is None else lines[: max(0, until_seq - first)])
+
+    def line_digest(self, seq: int) -> str:
+        """Of the model's line at a seq: by it, a state tells which history it is of. Empty where there is none.
+
+        Raises:
+            LogDamaged: it cannot be read.
+        """
+        return "".join(digest(line) for lines in self.bodies(seq - 1, seq) for line in lines) if seq > 0 else ""
 
     def record(self, seq: int) -> Record:
         """
@@ -182,8 +226,13 @@ class Reader:
             self._recent.keep(segment, found)
         return found
 
-    def blocks(self, after_seq: int, view: View, until_seq: int | None = None) -> Iterator[tuple[int, list[bytes]]]:
-        """The lines behind a seq with the index of the first of them, segment by segment."""
+    def blocks(self, after_seq: int, view: View, until_seq: int | None = None) -> Iterator[Block]:
+        """The lines behind a seq, segment by segment.
+
+        Raises:
+            LogDamaged: the walk met damage. What was before it has been yielded.
+            LogBusy: what was yielded is no longer part of the session; read it again.
+        """
         index = after_seq
         end = view.events if until_seq is None else min(until_seq, view.events)
         while index < end:
@@ -192,25 +241,37 @@ class Reader:
                 lines = self.lines(segment)
             except FileNotFoundError:
                 fresh = self.look()
-                if fresh.origin is not view.origin:
-                    return  # Deleted, or begun again: there is nothing left of what we were reading.
+                if not fresh.events and fresh.damage is None:
+                    return  # Deleted: there is nothing left of what we were reading.
                 if fresh.segments is not view.segments:
-                    view = fresh
+                    self._check_same([each for each in view.segments if after_seq <= each.last < index], fresh)
+                    view, end = fresh, min(end, fresh.events)
                     continue
                 data = in_merged(self.disk, self.files, view.segments, segment)
                 if data is None:
                     raise damaged(self.files.stream, missing(segment)) from None
                 *lines, _ = data.split(b"\n")
-            yield index, lines[index - segment.first :] if index > segment.first else lines
+            # The digest proves the bytes of a segment; only a line itself can tell whose it is.
+            for line in lines[:1]:
+                self._record(segment.first + 1, line, segment)
+            yield index, lines[index - segment.first :] if index > segment.first else lines, segment
             index = segment.last + 1
         if view.damage is not None and (until_seq is None or end < until_seq):
             raise damaged(self.files.stream, view.damage)
 
-    def _record(self, seq: int, line: bytes) -> Record:
+    def _check_same(self, read: Sequence[Segment], fresh: View) -> None:
+        """
+        Raises:
+            LogBusy: the session was deleted or cut back meanwhile, and another one stands in its place.
+        """
+        if not set(fresh.origin.closed).issuperset(read):
+            message = f"The session {self.files.stream!r} was begun again while it was read; read it again"
+            raise LogBusy(message, stream=self.files.stream)
+
+    def _record(self, seq: int, line: bytes, segment: Segment) -> Record:
         try:
             return read_line(self.files.stream, seq, line)
         except Damage as damage:
-            segment = self.manifest.segments[place_of(self.manifest.segments, seq - 1)]
             spot = Spot(damage.code, str(damage), segment.first, f"{EVENTS}/{segment.name}", 0, segment.bytes)
             raise damaged(self.files.stream, spot) from damage
 

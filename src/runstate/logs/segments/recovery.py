@@ -1,56 +1,21 @@
-"""What a crash has left, and what damage has left: the one is cleared away by the next writer, the other by `repair`.
-
-A segment without its line in the manifest never happened. Since the line of one segment is durable before the next one
-is begun, a crash leaves at most the one that would come next; a later one shows that lines are missing.
-"""
+"""What a crash has left is cleared away by the next writer; what damage has left, by `repair` alone."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import Literal
 
 from runstate.logs.disk import TEMP_SUFFIX, Disk, replace_durably, write_new
 from runstate.logs.log import Finding
-from runstate.logs.segments.damage import MANIFEST_CUT, Spot, damage_finding, damaged
+from runstate.logs.segments.damage import Spot, damage_finding, damaged
 from runstate.logs.segments.files import MANIFEST, SessionFiles, names_in, span_of
 from runstate.logs.segments.manifest import Manifest
 from runstate.logs.segments.reading import Reader, in_merged, read_segment
 from runstate.logs.segments.snapshots import read_snapshot, snapshot_models
+from runstate.logs.segments.strays import cut_short, strays
 
 logger = logging.getLogger("runstate.logs.segments")
 TORN_TAIL = "log.torn_tail"
-
-Stray = Literal["unfinished", "merged", "beyond", "odd"]
-"""A segment's file that the manifest does not name: of an append that never happened, of a merge (its events stand in
-another file), of lines that the manifest has lost, or none of these."""
-
-
-def strays(names: Sequence[str], manifest: Manifest) -> Iterator[tuple[str, Stray]]:
-    """The files of segments that the manifest does not name, among those that there were before it was read."""
-    standing = {segment.name for segment in manifest.segments}
-    firsts = {segment.first for segment in manifest.closed}
-    lasts = {segment.last for segment in manifest.closed}
-    for name in names:
-        if name in standing or (span := span_of(name)) is None:
-            continue
-        first, last = span
-        if first > manifest.events:
-            yield name, "beyond"
-        elif first == manifest.events or (first in firsts and last >= manifest.events):
-            yield name, "unfinished"
-        else:
-            yield name, "merged" if first in firsts and last in lasts else "odd"
-
-
-def cut_short(names: Sequence[str], manifest: Manifest) -> Spot | None:
-    """Whether the manifest has lost lines that it once had."""
-    beyond = [name for name, kind in strays(names, manifest) if kind == "beyond"]
-    if not beyond:
-        return None
-    message = f"The manifest ends before event {manifest.events}, and there is {beyond[0]}: lines of it are missing"
-    return Spot(MANIFEST_CUT, message, manifest.events, MANIFEST, manifest.end)
 
 
 # --- after a crash -------------------------------------------------------------------------------------------

@@ -314,7 +314,7 @@ class Session:
     def _merge(self, row: Sequence[Segment]) -> None:
         # The concatenation: each of their digests can be proven from a range of its bytes.
         blocks = self.reader.blocks(row[0].first, self.reader.look(), row[-1].last + 1)
-        data = b"".join([line + b"\n" for _, lines in blocks for line in lines])
+        data = b"".join([line + b"\n" for _, lines, _ in blocks for line in lines])
         whole = Segment(row[0].first, row[-1].last, digest(data), len(data))
         replace_durably(self._disk, self.files.events / whole.name, data)
         self._write_manifest([whole])

@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import msgspec
 
+from runstate.errors import LogDamaged
 from runstate.logs.disk import Disk, replace_durably
 from runstate.logs.log import StoredSnapshot
 from runstate.logs.sealed import sealed, unsealed
 from runstate.logs.segments.files import SessionFiles, model_of
+from runstate.logs.segments.reading import Reader
 from runstate.models.canonical import digest
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A snapshot on file, and how many events its session had when it was saved."""
+    """A snapshot on file, and which session it is of."""
 
     snapshot: StoredSnapshot
     events: int
+    """How many its session had when it was saved."""
+    line_digest: str
+    """Of the line that it was saved behind; empty where an older version did not write it down."""
+
+    def is_of(self, reader: Reader) -> bool:
+        """Whether the session that stands there now is the one that this was saved of, as far as it shows.
+
+        Raises:
+            LogBusy: it was deleted and begun again meanwhile.
+        """
+        if max(self.events, self.snapshot.seq) > reader.look().events:
+            return False
+        try:
+            return not self.line_digest or self.line_digest == reader.line_digest(self.snapshot.seq)
+        except LogDamaged:
+            return False
 
 
 class _Label(msgspec.Struct, frozen=True):
@@ -24,6 +42,7 @@ class _Label(msgspec.Struct, frozen=True):
     seq: int
     digest: str
     events: int
+    line: str = ""
 
 
 def read_snapshot(disk: Disk, files: SessionFiles, model: str) -> Kept | None:
@@ -35,7 +54,7 @@ def read_snapshot(disk: Disk, files: SessionFiles, model: str) -> Kept | None:
     label = unsealed(head + b"\n", _Label)
     if label is None or (label.model, label.digest) != (model, digest(body)):
         return None
-    return Kept(StoredSnapshot(model, label.version, label.seq, label.digest, body), label.events)
+    return Kept(StoredSnapshot(model, label.version, label.seq, label.digest, body), label.events, label.line)
 
 
 def write_snapshot(disk: Disk, files: SessionFiles, kept: Kept) -> None:
@@ -44,7 +63,7 @@ def write_snapshot(disk: Disk, files: SessionFiles, kept: Kept) -> None:
         OSError: the old one is still there.
     """
     new = kept.snapshot
-    label = _Label(new.model, new.version, new.seq, digest(new.body), kept.events)
+    label = _Label(new.model, new.version, new.seq, digest(new.body), kept.events, kept.line_digest)
     replace_durably(disk, files.snapshot(new.model), sealed(label) + new.body)
 
 

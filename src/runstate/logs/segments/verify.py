@@ -17,8 +17,9 @@ from runstate.logs.segments.files import EVENTS, MANIFEST, SessionFiles, names_i
 from runstate.logs.segments.lines import read_line
 from runstate.logs.segments.manifest import Manifest, Segment
 from runstate.logs.segments.reading import Reader, Recent
-from runstate.logs.segments.recovery import TORN_TAIL, cut_short, strays
+from runstate.logs.segments.recovery import TORN_TAIL
 from runstate.logs.segments.snapshots import Kept, read_snapshot, snapshot_models
+from runstate.logs.segments.strays import strays
 from runstate.models.canonical import digest
 
 Told = Callable[[Manifest, int, list[bytes]], None]
@@ -26,18 +27,19 @@ Told = Callable[[Manifest, int, list[bytes]], None]
 
 
 def examine(disk: Disk, files: SessionFiles, told: Told = lambda *_: None) -> tuple[Manifest, Spot | None]:
-    """A session's manifest, and the first damage in it or in what it tells of. Everything is read from the disk."""
-    names = names_in(disk, files.events)
+    """A session's manifest, and the first damage in it or in what it tells of. Everything is read from the disk.
+
+    Raises:
+        LogBusy: it was deleted and begun again meanwhile; look again.
+    """
     reader = Reader(disk, files, Recent())
     view = reader.look()
     try:
-        for first, lines in reader.blocks(0, view):
+        for first, lines, _ in reader.blocks(0, view):
             told(view.origin, first, lines)
     except LogDamaged as error:
         return view.origin, _narrowed(disk, files, view.origin, spot_of(error))
-    # Those that are gone by now were of a session that was deleted, and begun again, between two looks.
-    there = set(names_in(disk, files.events))
-    return view.origin, cut_short([name for name in names if name in there], view.origin)
+    return view.origin, None
 
 
 def verify_session(disk: Disk, files: SessionFiles, has_blob: Callable[[BlobRef], bool]) -> Iterator[Finding]:
@@ -51,7 +53,7 @@ def verify_session(disk: Disk, files: SessionFiles, has_blob: Callable[[BlobRef]
         yield damage_finding(files.stream, spot)
     else:
         yield from _remains(disk, files, manifest, names)
-        yield from _snapshots(files, kept, manifest)
+        yield from _snapshots(Reader(disk, files, Recent()), kept, manifest)
     for pin in manifest.pins.values():
         if not has_blob(pin.ref):
             message = f"Event {pin.index} refers to the blob {pin.ref}, which is gone"
@@ -142,12 +144,14 @@ def _kept(disk: Disk, files: SessionFiles) -> dict[str, Kept | None]:
     return {model: read_snapshot(disk, files, model) for model in models}
 
 
-def _snapshots(files: SessionFiles, kept: dict[str, Kept | None], manifest: Manifest) -> Iterator[Finding]:
+def _snapshots(reader: Reader, kept: dict[str, Kept | None], manifest: Manifest) -> Iterator[Finding]:
+    files = reader.files
     for model, found in kept.items():
-        if found is None:
+        if found is None or (found.events <= manifest.events and not found.is_of(reader)):
             yield Finding(
                 code="snapshot.digest_mismatch",
-                message=f"{files.snapshot(model).name} is not what was saved; rebuild it with 'runstate replay'",
+                message=f"{files.snapshot(model).name} is not what was saved of these events; "
+                "rebuild it with 'runstate replay'",
                 severity="warning",
                 stream=files.stream,
             )
