@@ -34,7 +34,7 @@ test: setup ## every test
 	$(BIN)/pytest -q -n $(JOBS) --dist loadgroup
 
 soak: setup ## the crash and race tests for longer: make soak ROUNDS=2000
-	RUNSTATE_KILL_ROUNDS=$(or $(ROUNDS),2000) $(BIN)/pytest -q -n $(JOBS) --dist loadgroup tests/crash tests/conformance
+	RUNSTATE_KILL_ROUNDS=$(or $(ROUNDS),2000) $(BIN)/pytest -q -n $(JOBS) --dist loadgroup tests/crash tests/conformance tests/pipeline/test_live_parity.py
 
 bench: setup ## measure against the limits of this machine; prints ratios, writes a plot
 	$(BIN)/python -m benchmarks

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import Literal
+from uuid import uuid4
 
 import msgspec
 
@@ -30,7 +31,7 @@ CREATE TABLE IF NOT EXISTS logs (
     events INTEGER NOT NULL, resyncs INTEGER NOT NULL, stale INTEGER NOT NULL,
     lag_s REAL NOT NULL, measured_at TEXT NOT NULL, PRIMARY KEY (url, is_aside)
 ) STRICT;
-CREATE TABLE IF NOT EXISTS sink (name TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS sink (name TEXT NOT NULL, boot TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS alerts (
     alert_id TEXT NOT NULL, raised_at TEXT NOT NULL, cleared_at TEXT, code TEXT NOT NULL, level TEXT NOT NULL,
     subject TEXT NOT NULL, event_id TEXT NOT NULL, details TEXT NOT NULL, PRIMARY KEY (alert_id, raised_at)
@@ -85,6 +86,8 @@ class Logbook:
             LogFailed: the directory cannot be made or written.
         """
         self.path = directory / file_name
+        self.is_after_restart = False
+        """Whether the machine has been restarted since this logbook was last kept: what was not flushed may be lost."""
         if not create and not self.path.exists():
             raise LogNotFound(f"No projector keeps its logbook in {directory}; start one with 'runstate project'")
         try:
@@ -113,18 +116,26 @@ class Logbook:
             InvalidUrl: it is one of another sink: what it says is not where this one would have to go on.
         """
         try:
-            lock = RealDisk().lock(self.path.with_name(".lock"))
+            lock = RealDisk().lock(self.path.with_name("logbook.lock"))
         except LockBusy as error:
             raise LogBusy(f"Another projector keeps the logbook {self.path}; end it first, or use another") from error
         try:
             with self._used() as connection:
-                connection.execute("INSERT INTO sink SELECT ? WHERE NOT EXISTS (SELECT 1 FROM sink)", (sink,))
-                (found,) = connection.execute("SELECT name FROM sink").fetchone()
+                boot = _boot()
+                connection.execute("INSERT INTO sink SELECT ?, ? WHERE NOT EXISTS (SELECT 1 FROM sink)", (sink, boot))
+                found, last_boot = connection.execute("SELECT name, boot FROM sink").fetchone()
             if found != sink:
                 raise InvalidUrl(f"The logbook {self.path} is that of a projector to {found}; choose another --state")
+            self.is_after_restart = last_boot != boot
             yield
         finally:
             lock.release()
+
+    def reconciled(self) -> None:
+        """Put down that what a restart of the machine may have taken from the sink was made good."""
+        self.is_after_restart = False
+        with self._used() as connection:
+            connection.execute("UPDATE sink SET boot = ?", (_boot(),))
 
     def entry(self, url: str, *, is_aside: bool = False) -> Entry | None:
         found = [entry for entry in self.entries() if (entry.url, entry.is_aside) == (shown_url(url), is_aside)]
@@ -199,3 +210,11 @@ class Logbook:
                 yield self._connection
         except sqlite3.DatabaseError as error:
             raise LogFailed(f"The logbook {self.path} refused: {error}") from error
+
+
+def _boot() -> str:
+    """What is another one after each start of the machine; never the same twice where the system does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return uuid4().hex

@@ -150,6 +150,22 @@ class Projector:
             self._resync(projection)
         self._flush()
 
+    def reconcile(self) -> int:
+        """Resync every stream whose row is behind the log, wherever the position is. Returns how many were.
+
+        For after a power cut: a log does not flush its snapshots, since they can be made again, and so the sink may
+        have lost what the position says it has.
+        """
+        behind = 0
+        for head in self._store.log.heads(versions=False):
+            projection = self.projection(head.stream)
+            if head.last_seq is not None and projection.watermark < head.last_seq:
+                projection.observed, projection.status = max(projection.observed, head.last_seq), "STALE"
+                behind += 1
+                self.sweep()
+            self._let_go([head.stream])
+        return behind
+
     def run(self, stop: threading.Event, *, interval_s: float = 0.2) -> None:
         """Poll until told to stop. A log or a sink that is away for a while is waited for; the lag says how long."""
         while not stop.is_set():

@@ -120,5 +120,21 @@ def test_it_is_that_of_one_sink(book: Logbook) -> None:
         pass
 
 
+def test_a_restart_of_the_machine_is_noticed_until_the_sink_was_made_good(
+    book: Logbook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runstate.logbook._boot", lambda: "a")
+    for _ in range(2):
+        with book.kept_for("store"):
+            assert not book.is_after_restart
+    monkeypatch.setattr("runstate.logbook._boot", lambda: "b")
+    for _ in range(2):  # Whoever is killed before that leaves it to the next one.
+        with book.kept_for("store"):
+            assert book.is_after_restart
+    book.reconciled()
+    with book.kept_for("store"):
+        assert not book.is_after_restart
+
+
 def test_nobody_else_may_read_it(book: Logbook) -> None:
     assert stat.S_IMODE(book.path.parent.stat().st_mode) == 0o700

@@ -721,6 +721,33 @@ def test_a_row_that_was_left_stale_is_resynced_after_a_restart_though_nothing_ne
     )
 
 
+def test_what_a_power_cut_took_from_the_sink_is_made_good_though_nothing_new_comes(
+    open_store: Open, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runstate.projector._states_max", 2)
+    store = open_store(snapshot_every=0)
+    store.append_events([write("Note", attempt=n, run=f"r-{run}") for run in range(5) for n in (1, 2, 3)])
+    sink = RecordingSink()
+    projector = Projector(store, sink=sink)
+    projector.poll()
+    lost = {run: sink.load(run) for run in ("r-1", "r-3")}
+    for run, row in lost.items():
+        assert row is not None
+        sink.drop(run)
+    early = RecordingSink()
+    Projector(store, sink=early).observe("r-3", store.log.read("r-3", limit=2))
+    sink.keep(early.rows[-1:])
+    restarted = Projector(store, sink=sink, after=projector.position)
+    assert restarted.reconcile() == 2
+    assert restarted.reconcile() == 0
+    for run, row in lost.items():
+        found = sink.load(run)
+        assert found is not None
+        assert row is not None
+        assert (found.last_event_seq, found.applied, found.body, found.stale) == (3, 3, row.body, False)
+    assert len(restarted._states) <= 2
+
+
 def test_a_run_that_is_over_leaves_the_memory(gapped: Gapped, write: Write) -> None:
     gapped.log.place(1, write("RunStarted"))
     gapped.log.place(1, write("RunStarted", run="r-2"))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Annotated
 
 import typer
 
-from runstate.cli.options import AsJson, ModelName
+from runstate.cli.options import AsJson, ModelName, existing
 from runstate.cli.output import words
 from runstate.cli.pipeline import Conf, Master, Remote, spark_for
 from runstate.cli.projection import (
@@ -16,13 +16,16 @@ from runstate.cli.projection import (
     State,
     To,
     Urls,
+    reconcile,
     sink_name,
     sink_named,
     state_directory,
     tell_row,
     told_by_signals,
 )
+from runstate.logbook import Logbook
 from runstate.metrics import serve_metrics
+from runstate.projector import Projector
 from runstate.store import default_model
 
 
@@ -59,6 +62,13 @@ def stream(
         stack.enter_context(told_by_signals(stop))  # Not before: Spark takes SIGINT over when it starts.
         from runstate.pipeline.stream import live_projection
 
+        book = stack.enter_context(closing(Logbook(directory)))
+        stack.enter_context(book.kept_for(sink_name(to)))
+        for url in urls if book.is_after_restart and to == "store" else ():
+            with existing(url, name) as store:
+                reconcile(Projector(store), url)
+        book.reconciled()
+
         projection = stack.enter_context(
             live_projection(
                 *(spark, urls, to, directory),
@@ -69,7 +79,6 @@ def stream(
                 tell=lambda row: tell_row(row, as_json),
             )
         )
-        stack.enter_context(projection.book.kept_for(sink_name(to)))
         if metrics_port is not None:
             port, stop_serving = serve_metrics(projection.book, metrics_port)
             stack.callback(stop_serving)

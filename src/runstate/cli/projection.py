@@ -24,7 +24,7 @@ from runstate.logbook import Entry, Logbook
 from runstate.logs.registry import open_log, shown_url
 from runstate.metrics import serve_metrics
 from runstate.models.canonical import digest
-from runstate.projector import lag_high_s
+from runstate.projector import Projector, lag_high_s
 from runstate.sinks import Projected, Sink, TellingSink
 from runstate.store import Store, default_model
 
@@ -77,6 +77,9 @@ def project(
         for url in dict.fromkeys(urls):
             store = stack.enter_context(existing(url, name))
             followers.append(Follower(url, store, book, sink_named(to, as_json)))
+            if book.is_after_restart:
+                reconcile(followers[-1].projector, url)
+        book.reconciled()
         if metrics_port is not None:
             port, stop_serving = serve_metrics(book, metrics_port)
             stack.callback(stop_serving)
@@ -88,6 +91,12 @@ def project(
         if follow:
             _follow(followers)
     words.print(f"{events} events projected" + ("" if follow else "; --follow goes on"))
+
+
+def reconcile(projector: Projector, url: str) -> None:
+    """After a restart of the machine, bring up to date what the sink may have lost."""
+    behind = projector.reconcile()
+    words.print(f"the machine was restarted: {behind} snapshots of {shown_url(url)} were behind, and are not any more")
 
 
 def sink_name(to: str) -> str:
