@@ -102,6 +102,7 @@ def test_damage_is_found_and_repaired_with_its_evidence_kept(cli: Cli, tmp_path:
     assert b"noise" in wal.read_bytes()
     assert cli("daemon", "repair", "d").code == 0
     assert b"noise" in wal.with_name("wal.jsonl.bak").read_bytes()
+    assert cli("daemon", "verify", "d").code == 0
     assert cli("queue", "stats", "d", "--json").rows[0]["pending"] == 1
 
 

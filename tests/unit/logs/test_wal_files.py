@@ -7,6 +7,7 @@ import logging
 import random
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -206,15 +207,14 @@ def test_a_wal_that_is_binary_noise_is_kept_and_no_seq_is_used_again(opened: Ope
     log.close()
     (root / "s" / "wal.jsonl").write_bytes(noise + b"x\n")
     log = opened()
-    with pytest.raises((LogDamaged, Truncated)):
-        log.read("s")
+    with suppress(LogDamaged):  # Zeros alone look like what a crash leaves; `verify` and recovery know better.
+        assert log.read("s") == []
+    assert "damage" in {finding.severity for finding in log.verify()}
     (seq,) = written(log, "c")
     assert seq > 2
     assert bakes(root) == {"wal.jsonl.bak": noise + b"x\n"}
-    with pytest.raises(Truncated) as caught:
-        log.read("s")
-    assert caught.value.details["first_seq"] == seq
-    assert [record.key for record in log.read("s", after_seq=seq - 1)] == ["c"]
+    # Lost to damage, and not dropped by a checkpoint: there is no snapshot that it could begin with.
+    assert [(record.key, record.seq) for record in log.read("s")] == [("c", seq)]
 
 
 @pytest.mark.parametrize("noise", [b"noise", b"\xff\n" * 50, b'{"seq":1,"event":{}', b"\0" * 99 + b"\n"])

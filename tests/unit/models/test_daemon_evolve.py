@@ -338,6 +338,26 @@ def test_evolve_and_fold_are_the_same_and_evolve_leaves_its_state_alone(history:
     assert [DAEMON.dump(replayed(history[: n + 1])) for n in range(len(history))] == bodies
 
 
+def test_a_pipeline_with_an_agent_is_deleted_from_a_state_that_was_just_read() -> None:
+    read = DAEMON.load(DAEMON.dump(fold(created, e.StepStarted("p", "build", "ag"))))
+    assert DAEMON.evolve(read, e.PipelineDeleted("p")).pipelines == {}
+
+
+def test_items_of_one_id_in_two_queues_are_given_back_each_on_its_own() -> None:
+    way = [
+        e.WorkerStarted("w", "", "", "q2", 1),
+        e.QueuePushed("q1", "i", 0, 0),
+        e.QueuePushed("q2", "i", 0, 0),
+        e.QueueTaken("q2", "i", "w"),
+        e.QueueTaken("q1", "i", "w"),
+        e.WorkerStarted("w", "", "", "q1", 1),
+    ]
+    tail = [e.WorkerItemDispatched("w", "i", "p"), e.QueueCompleted("q2", "i")]
+    once, twice = fold(*way, *tail), fold(*way, *tail, *tail)
+    assert once.workers["w"].dispatched == {"i": "p"}
+    assert DAEMON.dump(once) == DAEMON.dump(twice)
+
+
 @given(history=histories(), place=st.integers(0, 30))
 @settings(max_examples=100)
 def test_a_state_that_was_written_and_read_folds_on_like_the_one_it_was(history: list[DaemonEvent], place: int) -> None:

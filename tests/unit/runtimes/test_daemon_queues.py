@@ -394,7 +394,7 @@ def test_whatever_happens_each_item_is_completed_once_or_still_there(place: Plac
     workers = {name: daemon.worker(name, "q", concurrency=2, lease_s=10) for name in "abc"}
     for _ in range(150):
         name = luck.choice("abc")
-        held = list(daemon._lines.held(name))
+        held = [item_id for _, item_id in daemon._lines.held(name)]
         match luck.choice(
             ["push", "push", "take", "take", "complete", "complete", "fail", "stop", "silence", "reopen"]
         ):

@@ -118,11 +118,16 @@ class Buffer:
     def _holds(self, held: Held, key: str) -> bool:
         return key in self.filling.entries or key in held.keys or key in self.flushing.entries or key in held.old_keys
 
+    def known(self, held: Held, key: str) -> int | None:
+        """The seq that a key stands for, be it buffered, stored or removed."""
+        entry = self.filling.entries.get(key) or self.flushing.entries.get(key) or held.old_keys.get(key)
+        return held.keys.get(key) if entry is None else entry.seq
+
     def _rendered(self, drafts: dict[str, Draft]) -> list[Entry]:
         if not self.filling.lines:
             self.filling.persisted_at = now()
         persisted_at, seq, previous, more = self.filling.persisted_at, self._seq, self._previous, len(drafts)
-        after = None if not self._tail or self._tail == seq else self._tail
+        after = None if self._tail == seq else self._tail
         entries = []
         try:
             for key, draft in drafts.items():

@@ -11,9 +11,9 @@ import time
 from contextlib import closing, suppress
 from pathlib import PurePath
 
-from runstate.errors import AppendOutcomeUnknown
+from runstate.errors import AppendOutcomeUnknown, SnapshotTooNew
 from runstate.logs.disk import File
-from runstate.logs.log import StoredSnapshot
+from runstate.logs.log import Finding, StoredSnapshot
 from runstate.logs.wal.archive import segments, write_segment
 from runstate.logs.wal.entries import Damage, Entry, read_entry
 from runstate.logs.wal.ledger import OldKey, Removed, old_keys_max, read_old_keys, write_old_keys
@@ -26,14 +26,32 @@ from runstate.logs.wal.reading import (
     offset_after,
     start_of,
 )
-from runstate.logs.wal.recovery import Held
-from runstate.logs.wal.snapshots import write_snapshot
+from runstate.logs.wal.recovery import Held, set_aside
+from runstate.logs.wal.snapshots import CorruptSnapshot, find_snapshot, write_snapshot
 from runstate.logs.wal.writer import Writer
 
 segment_bytes = 16 * chunk_bytes
 """About how much of the WAL goes into one archived segment."""
 _breath = 100
 """After so many entries a long walk lets other threads run: else each of theirs would wait for a whole time slice."""
+
+
+def is_newer(writer: Writer, snapshot: StoredSnapshot, report: list[Finding], *, is_last: bool = False) -> bool:
+    """Whether a snapshot is to be kept. If it `is_last`, its entries go: then a newer model's snapshot has to stay.
+
+    Raises:
+        SnapshotTooNew: a newer Runstate, or a newer version of the model, wrote what is kept.
+    """
+    stream = writer.files.stream
+    try:
+        kept = find_snapshot(writer.disk, writer.files, snapshot.model)
+    except CorruptSnapshot as error:
+        set_aside(writer.disk, writer.files, error, report)
+        return True
+    if is_last and kept is not None and kept.version > snapshot.version:
+        message = f"The snapshot of {stream!r} is of version {kept.version} of its model, newer than {snapshot.version}"
+        raise SnapshotTooNew(f"{message}; it was left untouched", stream=stream, version=kept.version)
+    return kept is None or kept.version != snapshot.version or kept.seq <= snapshot.seq
 
 
 def checkpoint(writer: Writer, snapshot: StoredSnapshot) -> None:
@@ -48,6 +66,8 @@ def checkpoint(writer: Writer, snapshot: StoredSnapshot) -> None:
     held = writer.load()
     if not 0 < snapshot.seq <= held.last_seq:
         raise ValueError(f"a checkpoint is of a seq from 1 to {held.last_seq}, not of {snapshot.seq}")
+    # Before the snapshot: should the WAL be lost, no seq that it covers is given out again.
+    writer.amend_ledger(last_seq=held.tail_seq, floor_seq=held.lost_seq)
     write_snapshot(writer.disk, writer.files, snapshot, zstd=writer.options.zstd)
     if held.file is not None:
         compact(writer, held, snapshot.seq)
@@ -66,7 +86,10 @@ def compact(writer: Writer, held: Held, first_seq: int) -> None:
         old_keys = [*read_old_keys(disk, files), *_last_keys(writer, file, start)][-old_keys_max:]
         write_old_keys(disk, files, old_keys)
         writer.amend_ledger(
-            removed=_removed(writer, held, file, start, first_seq), last_seq=held.last_seq, swapping=True
+            removed=_removed(writer, held, file, start, first_seq),
+            last_seq=held.tail_seq,
+            floor_seq=held.lost_seq,
+            swapping=True,
         )
         temp = disk.temp_name(files.wal)
         copy = disk.create(temp)
@@ -159,16 +182,22 @@ def _swap(
         with closing(disk.open(files.wal, read_only=True)) as file:
             _copied(file, copied, held.end, copy)
         copy.sync()
-        with writer.gate:
-            disk.rename(temp, files.wal)
-            replaced, held.file, held.end = held.file, copy, held.end - start
-            kept: dict[str, int] = {}
-            for key, seq in reversed(held.keys.items()):
-                if held.ledger.removed is not None and seq < held.ledger.removed.before_seq:
-                    break
-                kept[key] = seq
-            needless, held.keys, held.old_keys = held.keys, dict(reversed(kept.items())), old
-            writer.generation += 1
+        try:
+            with writer.gate:
+                disk.rename(temp, files.wal)
+                replaced, held.file, held.end = held.file, copy, held.end - start
+                kept: dict[str, int] = {}
+                for key, seq in reversed(held.keys.items()):
+                    if held.ledger.removed is not None and seq < held.ledger.removed.before_seq:
+                        break
+                    kept[key] = seq
+                needless, held.keys, held.old_keys = held.keys, dict(reversed(kept.items())), old
+                writer.generation += 1
+        except BaseException:
+            if not disk.exists(temp):  # Done, and not taken note of: nothing may go to the file that it has replaced.
+                lost = AppendOutcomeUnknown("The WAL was replaced, and that was interrupted; open the log again")
+                writer.end_flush(lost)
+            raise
         if replaced is not None:
             replaced.close()
         try:

@@ -33,13 +33,13 @@ from runstate.logs.log import (
     check_limit,
     refuse,
 )
-from runstate.logs.wal.compaction import checkpoint
-from runstate.logs.wal.files import StreamFiles, move_aside
+from runstate.logs.wal.compaction import checkpoint, is_newer
+from runstate.logs.wal.files import StreamFiles
 from runstate.logs.wal.ledger import read_ledger
 from runstate.logs.wal.options import WalOptions, checked
 from runstate.logs.wal.reader import WalReader
 from runstate.logs.wal.reading import View
-from runstate.logs.wal.recovery import Held, logger
+from runstate.logs.wal.recovery import Held, logger, set_aside
 from runstate.logs.wal.snapshots import (
     CorruptSnapshot,
     check_snapshot,
@@ -179,6 +179,14 @@ class WalLog(Handle):
                 return next((record for record in view.records(view.begins_after()) if record.key == key), None)
         return None
 
+    def known(self, stream: str, key: str) -> int | None:
+        """The seq that an append of this key is answered with: its event is buffered, stored, or was removed by a
+        checkpoint not long ago. None: it would be a new event."""
+        check_stream(stream)
+        self._check_open()
+        with self._writers.writing(stream) as writer:
+            return writer.known(key)
+
     def feed(self, *, after: Position | None = None, limit: int = 1000) -> FeedPage:
         raise refuse(Capability.FEED, "wal")
 
@@ -228,14 +236,14 @@ class WalLog(Handle):
                     logger.warning("%s: %s", stream, error)
                 else:
                     with writer.upkeep:
-                        self._set_aside(stream, error)
+                        set_aside(self._disk, writer.files, error, self.recoveries)
                 return None
 
     def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
         check_stream(stream)
         self._check_exists(stream)
         with self._writers.keeping(stream) as writer:
-            if self._is_newer(stream, snapshot):
+            if is_newer(writer, snapshot, self.recoveries):
                 writer.flush()
                 write_snapshot(self._disk, writer.files, snapshot, zstd=self.options.zstd)
 
@@ -248,12 +256,12 @@ class WalLog(Handle):
             StreamNotFound: there is no such stream.
             ValueError: the stream has not come that far.
             LogFull, LogFailed, LogDamaged: nothing that is needed was removed; writers go on.
-            SnapshotTooNew: a newer Runstate wrote the one that is kept.
+            SnapshotTooNew: a newer Runstate, or a newer version of the model, wrote the one that is kept.
         """
         check_stream(stream)
         self._check_exists(stream)
         with self._writers.keeping(stream) as writer:
-            if self._is_newer(stream, snapshot):
+            if is_newer(writer, snapshot, self.recoveries, is_last=True):
                 checkpoint(writer, snapshot)
 
     # --- the whole stream ----------------------------------------------------------------------------------
@@ -313,13 +321,15 @@ class WalLog(Handle):
         before = len(self.recoveries)
         with self._writers.leading(stream) as writer, writer.quiet():
             writer.forget()
-            writer.loaded()
+            held = writer.loaded()
+            if held.ledger.last_seq > held.tail_seq:  # Told; what is lost is lost, and its seqs are not used again.
+                writer.amend_ledger(last_seq=held.tail_seq, floor_seq=held.lost_seq)
             for path in snapshot_paths(self._disk, writer.files):
                 with suppress(SnapshotTooNew):
                     try:
                         check_snapshot(self._disk, path)
                     except CorruptSnapshot as error:
-                        self._set_aside(stream, error)
+                        set_aside(self._disk, writer.files, error, self.recoveries)
         return self.recoveries[before:]
 
     # --- blobs ---------------------------------------------------------------------------------------------
@@ -360,32 +370,12 @@ class WalLog(Handle):
             yield None
             return
         with translated(), closing(opened.file):
-            yield View(self._disk, self._files(stream), opened.file, opened.end)
+            yield View(self._disk, self._files(stream), opened.file, opened.end, opened.size)
 
     def _opened(self, stream: str) -> OpenedWal | None:
         self._check_open()
         with translated():
             return self._writers.opened(stream)
-
-    def _is_newer(self, stream: str, snapshot: StoredSnapshot) -> bool:
-        try:
-            kept = find_snapshot(self._disk, self._files(stream), snapshot.model)
-        except CorruptSnapshot as error:
-            self._set_aside(stream, error)
-            return True
-        return kept is None or kept.version != snapshot.version or kept.seq <= snapshot.seq
-
-    def _set_aside(self, stream: str, error: CorruptSnapshot) -> None:
-        """Keep a corrupt snapshot as `.bak`. The caller has the stream's upkeep."""
-        with suppress(FileNotFoundError):  # Another thread was here first.
-            kept = move_aside(self._disk, error.path)
-            message = f"{error}. It is kept as {kept.name}; the state comes from the entries alone"
-            details = {"evidence": str(kept)}
-            finding = Finding(
-                code="snapshot.corrupt", message=message, severity="warning", stream=stream, details=details
-            )
-            logger.warning("%s: %s", stream, message)
-            self.recoveries.append(finding)
 
     def _sweep(self) -> None:
         """Finish, once, what deletions of processes that were killed have left."""

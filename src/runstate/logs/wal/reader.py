@@ -12,7 +12,7 @@ from runstate.logs.wal.recovery import logger
 
 _telling_bytes = 64
 """By so many bytes at its beginning, which tell the seq of its first entry, a WAL is known again."""
-Opening = Callable[[], tuple[File, int, object] | None]
+Opening = Callable[[], tuple[File, int, int, object] | None]
 """Opens a stream's WAL: the file, where it ends for a reader, and something that changes with another file."""
 Looking = Callable[[object], int | None]
 """Where a file ends now; None where it is no longer the stream's WAL."""
@@ -78,7 +78,7 @@ class WalReader:
         opened = self._opening()
         if opened is None:
             return False
-        self._file, end, self._token = opened
+        self._file, end, _, self._token = opened
         beginning = self._file.read_at(0, _telling_bytes)
         if beginning != self._beginning or end < self._offset:
             self._beginning, self._offset = beginning, offset_after(self._file, end, self._seq)

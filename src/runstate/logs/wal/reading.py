@@ -91,9 +91,8 @@ def _line_after(file: File, offset: int, end: int) -> tuple[int, int] | None:
     return None
 
 
-def extent(stream: str, file: File) -> int:
-    """Where the file ends for a reader: behind the last whole append. Damage is left for the reader to meet."""
-    size = file.size()
+def extent(stream: str, file: File, size: int) -> int:
+    """Where a file of this size ends for a reader: behind the last whole append. Damage is left for it to meet."""
     start = _last_flush(stream, file, size)
     end, previous = start, None
     for offset, line in numbered_lines(file, start, size):
@@ -172,8 +171,9 @@ def start_of(file: File, end: int, first_seq: int) -> int:
 class View:
     """A stream as one reader sees it."""
 
-    def __init__(self, disk: Disk, files: StreamFiles, file: File, end: int) -> None:
-        self.stream, self.file, self.end = files.stream, file, end
+    def __init__(self, disk: Disk, files: StreamFiles, file: File, end: int, size: int = 0) -> None:
+        """`size`: of the file, when `end` was found. What a writer has added since is none of this view's."""
+        self.stream, self.file, self.end, self._size = files.stream, file, end, size
         self._disk, self._files = disk, files
 
     def bodies(self, after_seq: int, until_seq: int | None) -> Iterator[Sequence[bytes]]:
@@ -234,6 +234,10 @@ class View:
     def last(self) -> Entry | None:
         """The last entry; None where there is none, or it is not intact."""
         return last_entry(self.stream, self.file, self.end)
+
+    def remnant(self) -> bytes:
+        """What stands behind the last whole append."""
+        return self.file.read_at(self.end, max(0, self._size - self.end))
 
     def begins_after(self) -> int:
         """The seq behind which everything can be read: 0, or more where a checkpoint has removed what was before."""
@@ -319,8 +323,9 @@ class View:
 
     def _check_emptied(self, after_seq: int) -> None:
         ledger = read_ledger(self._disk, self._files)
-        if ledger is not None and after_seq < (last_seq := max(ledger.last_seq, ledger.floor_seq)):
-            raise truncated(self.stream, last_seq + 1)
+        removed = None if ledger is None else ledger.removed
+        if ledger is not None and removed is not None and after_seq < removed.before_seq - 1:
+            raise truncated(self.stream, max(ledger.last_seq, ledger.floor_seq) + 1)
 
     def _entry(self, line: bytes, offset: int, previous: int | None) -> Entry:
         try:

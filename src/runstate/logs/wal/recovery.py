@@ -19,17 +19,19 @@ from runstate.logs.log import Finding, StreamInfo
 from runstate.logs.wal.archive import segments
 from runstate.logs.wal.entries import (
     ENTRY_DAMAGED,
+    OUT_OF_ORDER,
     Damage,
+    Entry,
     Envelope,
     intact_envelopes,
     read_entry,
     whole_entry,
     write_entry,
 )
-from runstate.logs.wal.files import StreamFiles, keep_copy, remove_leftovers
-from runstate.logs.wal.ledger import Ledger, OldKey, read_ledger, read_old_keys, write_ledger
+from runstate.logs.wal.files import StreamFiles, keep_copy, move_aside, remove_leftovers
+from runstate.logs.wal.ledger import Ledger, OldKey, Removed, read_ledger, read_old_keys, write_ledger
 from runstate.logs.wal.reading import file_blocks, is_torn, last_entry, numbered_lines
-from runstate.logs.wal.snapshots import snapshot_seqs
+from runstate.logs.wal.snapshots import CorruptSnapshot, snapshot_seqs
 
 logger = logging.getLogger("runstate.logs.wal")
 TORN_TAIL = "log.torn_tail"
@@ -58,6 +60,11 @@ class Held:
     def last_seq(self) -> int:
         """The last seq that was given out; the next append goes on from it."""
         return max(self.tail_seq, self.ledger.last_seq, self.ledger.floor_seq)
+
+    @property
+    def lost_seq(self) -> int:
+        """The last seq that was given out to an entry which is gone, for the ledger."""
+        return self.last_seq if self.last_seq > self.tail_seq else self.ledger.floor_seq
 
     def add(self, seqs: Sequence[int], envelopes: Sequence[Envelope], size: int) -> None:
         """Take note of entries that stand in the WAL now."""
@@ -91,13 +98,14 @@ def load(disk: Disk, files: StreamFiles, report: list[Finding]) -> Held:
     Raises:
         OSError: nothing that was acknowledged is lost.
     """
-    ledger = read_ledger(disk, files) or Ledger(floor_seq=_last_known(disk, files))
+    ledger = read_ledger(disk, files)
     try:
         file = disk.open(files.wal)
     except (FileNotFoundError, NotADirectoryError):
-        return _loaded(disk, files, Held(ledger), report)
+        return _loaded(disk, files, Held(ledger or Ledger(floor_seq=_last_known(disk, files))), report)
     try:
         size = file.size()
+        ledger = ledger or _first_ledger(disk, files, file, size)
         scan = _scan(files.stream, file, size, ledger)
         if scan.held.end < size:
             # What was known to be durable is not what a crash takes away.
@@ -122,12 +130,24 @@ def load(disk: Disk, files: StreamFiles, report: list[Finding]) -> Held:
 
 def _loaded(disk: Disk, files: StreamFiles, held: Held, report: list[Finding]) -> Held:
     held.old_keys = {old.key: old for old in read_old_keys(disk, files)}
-    if not held.end and (archived := segments(disk, files)):
-        held.tail_seq = archived[-1].last_seq
+    if not held.end:
+        # Whatever else stood there was lost to damage: a snapshot still leads up to what comes next.
+        removed, archived = held.ledger.removed, segments(disk, files)
+        held.tail_seq = archived[-1].last_seq if archived else 0 if removed is None else removed.before_seq - 1
     if held.ledger.last_seq > held.tail_seq:
         message = f"There were entries up to {held.ledger.last_seq}, and the WAL ends with {held.tail_seq}"
         _tell(report, _finding(files, EVENTS_MISSING, message, held.tail_seq + 1, last_seq=held.ledger.last_seq))
     return held
+
+
+def _first_ledger(disk: Disk, files: StreamFiles, file: File, size: int) -> Ledger:
+    """The ledger of a WAL that has none. What is not in it when we first see it, the seed's daemon has truncated."""
+    first = next((whole_entry(files.stream, line) for _, line in numbered_lines(file, 0, size)), None)
+    removed = None
+    if first is not None and first.previous_seq:
+        at = first.envelope.persisted_at
+        removed = Removed(first.seq, 0, first.envelope.tenant, at, at)
+    return Ledger(floor_seq=_last_known(disk, files), removed=removed)
 
 
 def _last_known(disk: Disk, files: StreamFiles) -> int:
@@ -150,11 +170,24 @@ def _scan(stream: str, file: File, size: int, ledger: Ledger) -> _Scan:
         for line in block.lines:
             try:
                 entry = read_entry(stream, line, previous)
+                if previous is None:
+                    check_beginning(entry, ledger)
             except Damage as damage:
                 return _Scan(held, previous or 0, end, damage)
             _add_whole(held, unfinished, [entry.seq], [entry.envelope], [len(line) + 1])
             previous, end = entry.seq, end + len(line) + 1
     return _Scan(held, previous or 0, end, None)
+
+
+def check_beginning(first: Entry, ledger: Ledger | None) -> None:
+    """
+    Raises:
+        Damage: the WAL begins behind entries that no checkpoint has removed.
+    """
+    begin = 1 if ledger is None or ledger.removed is None else ledger.removed.before_seq
+    if ledger is not None and first.previous_seq >= begin:
+        message = f"Entries {begin} to {first.previous_seq} are missing in front of entry {first.seq}"
+        raise Damage(OUT_OF_ORDER, message)
 
 
 def _add_whole(
@@ -241,7 +274,15 @@ def replace_wal(disk: Disk, files: StreamFiles, ledger: Ledger, data: bytes) -> 
     return done
 
 
-def _finding(files: StreamFiles, code: str, message: str, seq: int, **details: Any) -> Finding:
+def set_aside(disk: Disk, files: StreamFiles, error: CorruptSnapshot, report: list[Finding]) -> None:
+    """Keep a corrupt snapshot as `.bak`. The caller has the stream's upkeep."""
+    with suppress(FileNotFoundError):  # Another thread was here first.
+        kept = move_aside(disk, error.path)
+        message = f"{error}. It is kept as {kept.name}; the state comes from the entries alone"
+        _tell(report, _finding(files, "snapshot.corrupt", message, None, evidence=str(kept)))
+
+
+def _finding(files: StreamFiles, code: str, message: str, seq: int | None, **details: Any) -> Finding:
     return Finding(code=code, message=message, severity="warning", stream=files.stream, seq=seq, details=details)
 
 

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from runstate.errors import LogDamaged, SnapshotTooNew, Truncated
+from runstate.errors import LogDamaged, SnapshotTooNew
 from runstate.logs.disk import Disk
 from runstate.logs.log import Finding
 from runstate.logs.sealed import unsealed
 from runstate.logs.wal.archive import verify_segments
-from runstate.logs.wal.entries import whole_entry
+from runstate.logs.wal.entries import Damage, whole_entry
 from runstate.logs.wal.files import StreamFiles, read_or_none
 from runstate.logs.wal.ledger import Ledger, OldKeys, read_ledger
-from runstate.logs.wal.reading import View, damage_finding, numbered_lines
-from runstate.logs.wal.recovery import EVENTS_MISSING, TORN_TAIL, salvage
+from runstate.logs.wal.reading import View, damage_finding, damaged, numbered_lines
+from runstate.logs.wal.recovery import EVENTS_MISSING, TORN_TAIL, check_beginning, salvage
 from runstate.logs.wal.snapshots import CorruptSnapshot, check_snapshot, snapshot_paths
 
 
 def verify_stream(disk: Disk, files: StreamFiles, ledger: Ledger | None, view: View | None) -> Iterator[Finding]:
     """Findings for one stream, whose ledger was read before the view was opened. No view: there is no WAL."""
+    # Read again behind the view: it tells of what compaction is about to remove, before that is gone.
+    now = read_ledger(disk, files)
+    ledger_end = 0 if now is None else max(now.last_seq, now.floor_seq)
     last_seq = 0
     if view is not None:
         keys: set[str] = set()
@@ -28,7 +31,12 @@ def verify_stream(disk: Disk, files: StreamFiles, ledger: Ledger | None, view: V
                 break
             else:
                 first = None
-            start = 0 if first is None else first.previous_seq
+            if first is not None:
+                try:
+                    check_beginning(first, now)
+                except Damage as damage:
+                    raise damaged(files.stream, damage, first.seq, 0) from damage
+            start = first.previous_seq if first is not None else 0 if view.end else ledger_end
             for record in view.records(start):
                 last_seq = record.seq
                 if record.key in keys:
@@ -38,10 +46,10 @@ def verify_stream(disk: Disk, files: StreamFiles, ledger: Ledger | None, view: V
         except LogDamaged as error:
             yield _with_loss(view, damage_finding(error))
             last_seq = ledger.last_seq if ledger is not None else 0
-        except Truncated:
-            last_seq = ledger.last_seq if ledger is not None else 0
         else:
             yield from _remains(files, view, last_seq)
+    removed = None if now is None else now.removed
+    last_seq = max(last_seq, 0 if removed is None else removed.before_seq - 1)
     if ledger is not None and last_seq < ledger.last_seq:
         message = f"There were events up to {ledger.last_seq}, now there are none behind {last_seq}"
         yield Finding(code=EVENTS_MISSING, message=message, stream=files.stream, seq=last_seq + 1)
@@ -58,7 +66,7 @@ def _with_loss(view: View, finding: Finding) -> Finding:
 
 def _remains(files: StreamFiles, view: View, last_seq: int) -> Iterator[Finding]:
     """What stands behind the last whole append, unless it is the plain stub that every killed writer may leave."""
-    remnant = view.file.read_at(view.end, max(0, view.file.size() - view.end))
+    remnant = view.remnant()
     if b"\0" in remnant or (remnant and salvage(files.stream, remnant, last_seq or None)):
         yield Finding(
             code=TORN_TAIL,

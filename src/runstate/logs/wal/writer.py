@@ -98,6 +98,10 @@ class Writer:
                 self._ring(len(drafts))
             return ticket
 
+    def known(self, key: str) -> int | None:
+        with self.gate:
+            return self._buffer.known(self.loaded(), key)
+
     def submit_records(self, records: Sequence[Record]) -> Ticket:
         """Buffer records of another log as they are. The caller holds the gate and has checked that they fit."""
         return self._buffer.add_records(records)
@@ -214,14 +218,18 @@ class Writer:
             if not woken:
                 # Whoever leaves, interrupted or not, leaves nobody waiting for it.
                 with self.gate:
-                    ticket.wake = None
-                    if ticket.leads:
-                        ticket.leads = False
-                        self._pass_on()
+                    if ticket.wake is wake:
+                        ticket.wake = None
+                        with suppress(RuntimeError):  # Others may wait for the same ticket: they enlist anew.
+                            wake.release()
+                        if ticket.leads:
+                            ticket.leads = False
+                            self._pass_on()
         if not woken and not ticket.is_done:
             raise TimeoutError(f"The append to {self.files.stream!r} is not flushed yet")
-        if woken and ticket.is_done:
-            wake.release()  # Others may wait for the same ticket.
+        if woken and (ticket.is_done or ticket.wake is not wake):
+            with suppress(RuntimeError):
+                wake.release()  # Others may wait for the same ticket.
 
     def _lead(self) -> None:
         try:
@@ -270,6 +278,9 @@ class Writer:
             if held.file is None:
                 held.file = self._create()
             self._reserve(held, next(reversed(batch.entries.values())).seq)
+        except OSError as error:
+            return translate(error)
+        try:
             held.file.append(b"".join(batch.lines))
         except OSError as error:
             if self._take_back(held.end):
@@ -307,7 +318,7 @@ class Writer:
     def _reserve(self, held: Held, seq: int) -> None:
         """Make sure that no seq up to this one is ever given out again."""
         if seq > held.ledger.reserved:
-            self.amend_ledger(reserved=seq + reserve_step, last_seq=held.last_seq)
+            self.amend_ledger(reserved=seq + reserve_step, last_seq=held.tail_seq, floor_seq=held.lost_seq)
 
     def amend_ledger(self, **changes: object) -> None:
         """

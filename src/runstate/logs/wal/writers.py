@@ -29,6 +29,8 @@ class OpenedWal(NamedTuple):
 
     file: File
     end: int
+    size: int
+    """Of the file when it was opened; what stands behind `end` is no whole append."""
     token: tuple[Writer, int] | None
     """Who writes to it, and to which of the files that it has had; None: somebody else may."""
 
@@ -159,12 +161,13 @@ class Writers:
                 with writer.gate:
                     if writer.held is not None:
                         file = self._disk.open(files.wal, read_only=True)
-                        return OpenedWal(file, writer.held.end, (writer, writer.generation))
+                        return OpenedWal(file, writer.held.end, writer.held.end, (writer, writer.generation))
             file = self._disk.open(files.wal, read_only=True)
         except (FileNotFoundError, NotADirectoryError):
             return None
         try:
-            return OpenedWal(file, extent(stream, file), None)
+            size = file.size()
+            return OpenedWal(file, extent(stream, file, size), size, None)
         except BaseException:
             file.close()
             raise

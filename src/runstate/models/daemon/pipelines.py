@@ -137,13 +137,13 @@ def _finalized(step: Step) -> Step:
 
 def _put(state: MaterializedState, pipeline_id: str, pipeline: Pipeline | None) -> None:
     """Keep a pipeline whose agent may have changed, or forget it; the index of agents follows."""
+    agents = state.agents  # Before the pipeline goes: an index that is made only now would lack it.
     known = state.pipelines.pop(pipeline_id, None) if pipeline is None else state.pipelines.get(pipeline_id)
     if known is not None and known.current.agent_id is not None:
-        state.agents[known.current.agent_id].discard(pipeline_id)
-        if not state.agents[known.current.agent_id]:
-            del state.agents[known.current.agent_id]
+        agents[known.current.agent_id].discard(pipeline_id)
+        if not agents[known.current.agent_id]:
+            del agents[known.current.agent_id]
     if pipeline is not None:
-        agents = state.agents
         state.pipelines[pipeline_id] = pipeline
         if pipeline.current.agent_id is not None:
             agents.setdefault(pipeline.current.agent_id, set()).add(pipeline_id)

@@ -42,7 +42,7 @@ def queue_pushed(state: MaterializedState, event: e.QueuePushed) -> None:
         queue = state.queue_items[key] = {}
     known = queue.pop(event.item_id, None)
     if known is not None:
-        _take_back(state, event.namespace, known)
+        _take_back(state, event.namespace, event.queue_name, known)
     queue[event.item_id] = QueueItem(event.item_id, event.data, event.pushed_at_epoch_ms, "pending", None, None, 0, ())
 
 
@@ -109,13 +109,13 @@ def _item(state: MaterializedState, event: _ItemEvent) -> tuple[dict[str, QueueI
         return _nothing, None
     item = queue.get(event.item_id)
     if item is not None and item.worker_name is not None:
-        _take_back(state, event.namespace, item)
+        _take_back(state, event.namespace, event.queue_name, item)
     return queue, item
 
 
-def _take_back(state: MaterializedState, namespace: str, item: QueueItem) -> None:
+def _take_back(state: MaterializedState, namespace: str, queue_name: str, item: QueueItem) -> None:
     key = scoped(namespace, item.worker_name or "")
     worker = state.workers.get(key)
-    if worker is not None and item.id in worker.dispatched:
+    if worker is not None and worker.queue_name == queue_name and item.id in worker.dispatched:
         left = {item_id: pipeline for item_id, pipeline in worker.dispatched.items() if item_id != item.id}
         state.workers[key] = replace(worker, dispatched=left)

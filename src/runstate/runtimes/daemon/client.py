@@ -46,7 +46,8 @@ class Client:
 
     def push(self, queue: str, data: Any = None, *, item_id: str = "", namespace: str = "", event_id: str = "") -> str:
         """See `Daemon.push`."""
-        asked = wire.Push(queue=queue, data=data, item_id=item_id, namespace=namespace, event_id=event_id)
+        raw = msgspec.Raw(msgspec.json.encode(data))
+        asked = wire.Push(queue=queue, data=raw, item_id=item_id, namespace=namespace, event_id=event_id)
         return self._ask(asked, _text)
 
     def worker(
@@ -123,12 +124,17 @@ class Client:
 
     def _ask(self, asked: wire.Request, answers: msgspec.json.Decoder[T]) -> T:
         line = msgspec.json.encode(asked) + b"\n"
+        if len(line) > wire.request_bytes_max:
+            raise wire.RequestRefused(f"The request is longer than {wire.request_bytes_max} bytes")
         with self._lock:
             try:
                 self._socket.sendall(line)
                 answer = self._answers.readline()
             except (OSError, ValueError) as error:
                 raise wire.DaemonAway() from error
+            except BaseException:
+                self.close()  # The answer is still to come, and would be taken for that of the next request.
+                raise
         if not answer.endswith(b"\n"):
             raise wire.DaemonAway()
         told = _decoder.decode(answer)

@@ -13,7 +13,7 @@ from runstate.logs.log import EventLog, Record
 from runstate.logs.registry import installed_schemes, open_log
 from runstate.models.daemon.events import default_daemon
 from runstate.runtimes.daemon.leases import Clock
-from runstate.runtimes.daemon.work import WorkQueues
+from runstate.runtimes.daemon.work import WorkQueues, nap_s_max
 
 logger = logging.getLogger("runstate.runtimes.daemon")
 
@@ -47,6 +47,8 @@ class Daemon(WorkQueues):
         """
         if failures_max < 1:
             raise ValueError("failures_max is at least 1")
+        if not lease_s > 0:
+            raise ValueError("lease_s is more than 0")
         self.failures_max = failures_max
         self._every_s = checkpoint_every_s
         self._closing, self._woken = Event(), Event()
@@ -151,7 +153,7 @@ class Daemon(WorkQueues):
         while not self._closing.is_set():
             with self._lock:
                 waits = [self._leases.next_end_s(), None if due is None else max(0.0, due - time.monotonic())]
-            self._woken.wait(min((wait for wait in waits if wait is not None), default=None))
+            self._woken.wait(min(wait for wait in (nap_s_max, *waits) if wait is not None))
             self._woken.clear()
             if self._closing.is_set():
                 return

@@ -63,8 +63,8 @@ class Decisions:
         drafts = [DAEMON.draft(event)[1]]
 
         def decide() -> tuple[Ticket, int]:
-            if named and (found := self._journal.find(event.event_id)) is not None:
-                return self._last, found.seq
+            if named and (seq := self._journal.known(event.event_id)) is not None:
+                return self._last, seq
             self._check(event)
             ticket = self._append([event], drafts)
             return ticket, ticket.results[0].seq
@@ -147,7 +147,8 @@ class Decisions:
                 apply(self._state, event)
                 changed.append(self._lines.after(self._state, event))
                 self._seq = result.seq
-        self._last = ticket
+        if any(result.persisted for result in ticket.results):
+            self._last = ticket  # Else it says nothing about those before it.
         if self._leases.keys() != self._state.workers.keys():
             self._leases.follow(self._state.workers)
         for key in dict.fromkeys(changed):

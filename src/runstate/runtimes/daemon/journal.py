@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from runstate.errors import SnapshotTooNew
 from runstate.logs.log import AppendResult, EventLog, Record, StoredSnapshot
 from runstate.models.canonical import digest
 from runstate.models.daemon import DAEMON, MaterializedState
@@ -46,6 +47,7 @@ class Journal:
         self.log, self._stream = log, stream
         self._append_buffered = getattr(log, "append_buffered", None)
         self._checkpoint = getattr(log, "checkpoint", log.save_snapshot)
+        self._known = getattr(log, "known", None)
         recover = getattr(log, "recover", None)
         if recover is not None:
             recover(stream)  # Takes the lock: whoever comes second learns it now, and not with its first event.
@@ -65,8 +67,13 @@ class Journal:
         ticket: Ticket = self._append_buffered(self._stream, drafts, expected_seq=expected_seq)
         return ticket
 
-    def find(self, key: str) -> Record | None:
-        return self.log.find(self._stream, key)
+    def known(self, key: str) -> int | None:
+        """The seq of the event that has this key, durable or not yet."""
+        if self._known is not None:
+            found: int | None = self._known(self._stream, key)
+            return found
+        record = self.log.find(self._stream, key)
+        return None if record is None else record.seq
 
     def read(self, after_seq: int, limit: int) -> list[Record]:
         return self.log.read(self._stream, after_seq=after_seq, limit=limit)
@@ -90,7 +97,11 @@ class Journal:
 
 
 def load_state(log: EventLog, stream: str) -> tuple[MaterializedState, int]:
-    """The state that a log gives, and its seq: the snapshot on file, and what came after it."""
+    """The state that a log gives, and its seq: the snapshot on file, and what came after it.
+
+    Raises:
+        SnapshotTooNew: a newer version of the model wrote the snapshot; it was left untouched.
+    """
     stored, info = _stored(log, stream), log.stream(stream)
     last_seq = 0 if info is None else info.last_seq
     state, seq = (DAEMON.initial(stream), 0) if stored is None else (DAEMON.load(stored.body), stored.seq)
@@ -98,6 +109,17 @@ def load_state(log: EventLog, stream: str) -> tuple[MaterializedState, int]:
 
 
 def _stored(log: EventLog, stream: str) -> StoredSnapshot | None:
-    """The snapshot on file, if this version of the model wrote it."""
+    """The snapshot on file, if this version of the model wrote it.
+
+    Raises:
+        SnapshotTooNew: a newer one did. To go on without it would be to write over it.
+    """
     found = log.load_snapshot(stream, DAEMON.name)
+    if found is not None and found.version > DAEMON.version:
+        raise SnapshotTooNew(
+            f"The snapshot of {stream!r} is of version {found.version} of the daemon's model, this Runstate reads up "
+            f"to {DAEMON.version}; upgrade Runstate to go on with it. It was left untouched",
+            stream=stream,
+            version=found.version,
+        )
     return found if found is not None and found.version == DAEMON.version else None

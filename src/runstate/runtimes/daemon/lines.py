@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import KeysView
+from collections.abc import Collection, KeysView
+from typing import TypeVar
 
 from runstate.models.daemon import MaterializedState, QueueItem, scoped
 from runstate.models.daemon.events import (
@@ -15,6 +16,7 @@ from runstate.models.daemon.events import (
     QueueTaken,
 )
 
+T = TypeVar("T")
 _queue_events = QueuePushed | QueueTaken | QueueCompleted | QueueFailed | QueueItemRetry | QueueItemDead
 
 
@@ -26,7 +28,7 @@ class Lines:
 
     def __init__(self, state: MaterializedState) -> None:
         self._ready: dict[str, dict[str, None]] = {}
-        self._held: dict[str, dict[str, str]] = {}
+        self._held: dict[str, dict[tuple[str, str], None]] = {}
         for key, queue in state.queue_items.items():
             namespace = key.rpartition("/")[0]
             for item in queue.values():
@@ -36,9 +38,9 @@ class Lines:
         """The item that is next, if there is one."""
         return next(iter(self._ready.get(queue_key, ())), None)
 
-    def held(self, worker_key: str) -> dict[str, str]:
-        """The items that a worker holds, each with the key of its queue."""
-        return self._held.get(worker_key, {})
+    def held(self, worker_key: str) -> Collection[tuple[str, str]]:
+        """The items that a worker holds: the key of the queue and the item's id, which two queues may share."""
+        return self._held.get(worker_key, {}).keys()
 
     def holders(self) -> KeysView[str]:
         """The workers that hold something."""
@@ -66,19 +68,18 @@ class Lines:
         if item.status in ("pending", "failed"):
             self._ready.setdefault(key, {})[item.id] = None
         elif item.worker_name is not None:
-            self._held.setdefault(scoped(namespace, item.worker_name), {})[item.id] = key
+            self._held.setdefault(scoped(namespace, item.worker_name), {})[key, item.id] = None
 
     def _leave(self, key: str, namespace: str, item: QueueItem) -> None:
         if item.worker_name is not None:
-            places, mine = self._held, scoped(namespace, item.worker_name)
-            _drop(places, mine, item.id)
+            _drop(self._held, scoped(namespace, item.worker_name), (key, item.id))
         else:
             _drop(self._ready, key, item.id)
 
 
-def _drop(places: dict[str, dict[str, str]] | dict[str, dict[str, None]], key: str, item_id: str) -> None:
+def _drop(places: dict[str, dict[T, None]], key: str, item: T) -> None:
     place = places.get(key)
     if place is not None:
-        place.pop(item_id, None)
+        place.pop(item, None)
         if not place:
             del places[key]

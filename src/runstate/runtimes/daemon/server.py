@@ -20,6 +20,7 @@ from typing import Any, Self
 import msgspec
 
 from runstate.errors import LogFailed, RunstateError
+from runstate.models.canonical import parse
 from runstate.models.daemon import DAEMON, scoped
 from runstate.runtimes.daemon import wire
 from runstate.runtimes.daemon.aio import AsyncDaemon
@@ -99,6 +100,7 @@ class Connection:
         self._asked, self._daemon = daemon, daemon.daemon
         self._reader, self._writer, self._stop = reader, writer, stop
         self._workers: dict[str, Worker] = {}
+        self._leases: dict[str, Lease] = {}
 
     async def serve(self) -> None:
         try:
@@ -160,7 +162,7 @@ class Connection:
         return await self._asked.emit(DAEMON.parse(bytes(asked.event)), durable=asked.durable)
 
     async def push(self, asked: wire.Push) -> str:
-        return await self._asked.push(asked.queue, asked.data, **_rest(asked, "queue", "data"))
+        return await self._asked.push(asked.queue, parse(bytes(asked.data)), **_rest(asked, "queue", "data"))
 
     async def start_worker(self, asked: wire.StartWorker) -> None:
         start = self._asked.call(self._daemon.worker, asked.name, asked.queue, **_rest(asked, "name", "queue"))
@@ -170,8 +172,10 @@ class Connection:
         finally:
             # Also for a client that has hung up meanwhile: somebody must know that the worker is its.
             worker = await starting
+            key = scoped(asked.namespace, asked.name)
+            self._leases[key] = worker.lease
             if asked.lease_s is None:
-                self._workers[scoped(asked.namespace, asked.name)] = worker
+                self._workers[key] = worker
 
     async def take(self, asked: wire.Take) -> Any:
         return await self._asked.take(asked.worker, **_rest(asked, "worker"), lease=self._lease(asked))
@@ -194,6 +198,7 @@ class Connection:
         lease = self._lease(asked)
         await self._asked.call(self._daemon.stop_worker, **_rest(asked), lease=lease)
         self._workers.pop(scoped(asked.namespace, asked.worker), None)
+        self._leases.pop(scoped(asked.namespace, asked.worker), None)
 
     async def items(self, asked: wire.Items) -> Any:
         return await self._asked.call(self._daemon.items, asked.queue, **_rest(asked, "queue"))
@@ -218,8 +223,7 @@ class Connection:
         return await self._asked.call(self._daemon.compact)
 
     def _lease(self, asked: wire.Take | wire.Complete | wire.Fail | wire.Heartbeat | wire.StopWorker) -> Lease | None:
-        worker = self._workers.get(scoped(asked.namespace, asked.worker))
-        return None if worker is None else worker.lease
+        return self._leases.get(scoped(asked.namespace, asked.worker))
 
 
 _answers: dict[type, Callable[[Connection, Any], Any]] = {

@@ -42,7 +42,7 @@ class Emit(Request, frozen=True, kw_only=True, tag="emit"):
 
 class Push(Request, frozen=True, kw_only=True, tag="push"):
     queue: str
-    data: Any = None
+    data: msgspec.Raw = msgspec.Raw(b"null")
     item_id: str = ""
     namespace: str = ""
     event_id: str = ""

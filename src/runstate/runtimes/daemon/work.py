@@ -8,6 +8,7 @@ that it is dead; what a worker held when it died has failed. All of that is writ
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from itertools import islice
 from threading import Event
 from typing import Any, Self
@@ -28,9 +29,13 @@ from runstate.models.daemon.events import (
     WorkerStarted,
     WorkerStopped,
 )
+from runstate.models.model import Draft, stable_uuid
 from runstate.runtimes.daemon.decisions import Bell, Decisions
 from runstate.runtimes.daemon.journal import Ticket
 from runstate.runtimes.daemon.leases import Lease
+
+nap_s_max = 3600.0
+"""Whoever waits looks again after so long at the latest: no wait may be longer than the platform can count."""
 
 
 class QueueStats(msgspec.Struct, frozen=True):
@@ -55,9 +60,9 @@ class WorkQueues(Decisions):
 
         Raises:
             InvalidTransition: the queue holds an item of that id.
-            and what `emit` raises. With an `event_id` and an `item_id`, it may be sent again.
+            and what `emit` raises. With an `event_id`, it may be sent again, and gets the same answer.
         """
-        item_id = item_id or str(uuid4())
+        item_id = item_id or (stable_uuid(namespace, queue, event_id) if event_id else str(uuid4()))
         at_ms = time.time_ns() // 1_000_000
         self.emit(QueuePushed(queue, item_id, data, at_ms, namespace=namespace, event_id=event_id))
         return item_id
@@ -78,7 +83,10 @@ class WorkQueues(Decisions):
 
         Raises:
             LogBusy: somebody holds a worker of that name.
+            ValueError: `lease_s` is no time.
         """
+        if lease_s is not None and not lease_s > 0:
+            raise ValueError("lease_s is more than 0")
         key = scoped(namespace, name)
         started = WorkerStarted(name, project_root, runbook_hash, queue, concurrency, namespace=namespace)
 
@@ -89,7 +97,11 @@ class WorkQueues(Decisions):
             return ticket, self._leases.grant(key, held=lease_s is None, lasts_s=lease_s)
 
         ticket, lease = self._decided(decide)
-        self._settle(ticket)
+        try:
+            self._settle(ticket)
+        except BaseException:
+            self._disown(key, lease)
+            raise
         self._wake()
         return Worker(self, name, namespace, queue, lease)
 
@@ -117,7 +129,7 @@ class WorkQueues(Decisions):
             left_s = until - time.monotonic()
             if taken is not None:
                 return taken
-            if left_s <= 0 or not rung.wait(left_s):
+            if left_s <= 0 or not rung.wait(min(left_s, nap_s_max)):
                 self.forget(rung.set)
             if left_s <= 0:
                 return None
@@ -249,15 +261,39 @@ class WorkQueues(Decisions):
 
     # --- how -------------------------------------------------------------------------------------------------
 
+    def _disown(self, key: str, lease: Lease) -> None:
+        """Nobody got the handle of a worker: if one is on record, it lives as long as it is heard of."""
+        with self._lock:
+            if self._leases.holds(lease):
+                self._leases.grant(key)
+        self._wake()
+
     def _wake(self) -> None:
-        """A lease was granted; whoever watches them should look again."""
+        """A lease was granted, or a holder is gone; whoever watches them should look again."""
+
+    def _check(self, event: DaemonEvent) -> None:
+        super()._check(event)
+        if isinstance(event, QueueTaken):
+            key = scoped(event.namespace, event.worker_name)
+            if len(self._lines.held(key)) >= self._state.workers[key].concurrency:
+                raise InvalidTransition(f"The worker {key!r} holds as many items as it may", worker=key)
+
+    def _append(self, events: Sequence[DaemonEvent], drafts: Sequence[Draft]) -> Ticket:
+        ticket = super()._append(events, drafts)
+        if any(isinstance(event, WorkerStopped) for event in events) and self._orphaned():
+            self._wake()
+        return ticket
+
+    def _orphaned(self) -> set[str]:
+        """Who holds something and is not on record."""
+        return self._lines.holders() - self._state.workers.keys()
 
     def _held(self, event: QueueCompleted | QueueFailed, worker: str, lease: Lease | None) -> DaemonEvent:
         self._bury()
         if worker:
             key = scoped(event.namespace, worker)
             self._leases.renew(key, lease)
-            if self._lines.held(key).get(event.item_id) != scoped(event.namespace, event.queue_name):
+            if (scoped(event.namespace, event.queue_name), event.item_id) not in self._lines.held(key):
                 raise InvalidTransition(
                     f"The worker {key!r} does not hold the item {event.item_id!r}", worker=key, item=event.item_id
                 )
@@ -274,7 +310,7 @@ class WorkQueues(Decisions):
     def _farewell(self, key: str, error: str | None) -> list[DaemonEvent]:
         """What is to be written when a worker is over: what becomes of its items, and that it is."""
         events: list[DaemonEvent] = []
-        for item_id, queue_key in self._lines.held(key).items():
+        for queue_key, item_id in self._lines.held(key):
             namespace, _, queue = queue_key.rpartition("/")
             if error is None:
                 events.append(QueueItemRetry(queue, item_id, namespace=namespace))
@@ -285,7 +321,7 @@ class WorkQueues(Decisions):
 
     def _bury(self) -> None:
         """Let those be gone whose lease has run out, and whoever holds something and is not on record."""
-        for key in {*self._leases.expired(), *(self._lines.holders() - self._state.workers.keys())}:
+        for key in {*self._leases.expired(), *self._orphaned()}:
             self._write(self._farewell(key, f"the worker {key} is gone"))
 
 
