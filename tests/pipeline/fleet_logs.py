@@ -22,6 +22,12 @@ def pairs() -> list[tuple[str, str]]:
     return [(scheme, model) for scheme in durable_schemes() for model in models()]
 
 
+def spanning_pairs() -> list[tuple[str, str]]:
+    """Every log and every model at least once, for what does not depend on how the two go together."""
+    by_scheme = [(scheme, models()[number % len(models())]) for number, scheme in enumerate(durable_schemes())]
+    return sorted({*by_scheme, *(("sqlite", model) for model in models())})
+
+
 def readable_pairs() -> list[tuple[str, str]]:
     """And those that hold what others have held."""
     return [*pairs(), *((scheme, model) for scheme in sorted(take_no_events) for model in models())]

@@ -27,7 +27,7 @@ from runstate.store import open as open_store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-wait_s = 60
+wait_s = 300
 
 
 def until(condition: Callable[[], bool], what: str = "") -> None:

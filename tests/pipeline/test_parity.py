@@ -9,7 +9,14 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 from tests.fleets import histories, models
-from tests.pipeline.fleet_logs import event_lines, filled, local_snapshots, pairs, readable_pairs, table_snapshots
+from tests.pipeline.fleet_logs import (
+    event_lines,
+    filled,
+    local_snapshots,
+    readable_pairs,
+    spanning_pairs,
+    table_snapshots,
+)
 
 from runstate.errors import RunstateError
 from runstate.models.registry import find_model
@@ -46,7 +53,7 @@ def test_snapshots_from_a_log_and_from_its_table_are_those_of_one_process(
     assert view_snapshots(spark, f"table:{tmp_path}/events", model) == expected
 
 
-@pytest.mark.parametrize(("scheme", "model"), pairs())
+@pytest.mark.parametrize(("scheme", "model"), spanning_pairs())
 def test_a_replay_of_what_is_new_gives_what_a_full_one_gives(
     spark: SparkSession, tmp_path: Path, scheme: str, model: str
 ) -> None:

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from tests.fleets import histories
 from tests.log_urls import durable_schemes, url_at
-from tests.pipeline.fleet_logs import local_snapshots, pairs
+from tests.pipeline.fleet_logs import local_snapshots, spanning_pairs
 
 from runstate.errors import InvalidUrl, LogBusy, RunstateError, Unsupported
 from runstate.logs.registry import open_log
@@ -28,6 +28,7 @@ from runstate.pipeline.failures import PipelineFailed, readable
 from runstate.pipeline.sink import Appended, ContentMismatch, EventWriter, append_events
 from runstate.pipeline.source import register
 from runstate.pipeline.views import InvalidOption
+from runstate.store import default_model
 from runstate.store import open as open_store
 
 text = StructType([StructField("body", StringType())])
@@ -63,7 +64,7 @@ def batches_of(lines: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
     return iter([pa.RecordBatch.from_pydict({"body": [line.decode() for line in lines]})])
 
 
-@pytest.mark.parametrize(("scheme", "model"), pairs())
+@pytest.mark.parametrize(("scheme", "model"), spanning_pairs())
 def test_a_frame_is_appended_in_order_and_a_second_time_changes_nothing(
     spark: SparkSession, tmp_path: Path, scheme: str, model: str
 ) -> None:
@@ -174,7 +175,7 @@ sink.EventWriter(url, {}, StructType([StructField("body", StringType())])).write
 def test_a_partition_that_was_half_appended_is_appended_to_its_end(tmp_path: Path, scheme: str) -> None:
     url = url_at(scheme, tmp_path / "log")
     writer = EventWriter(url, {}, text)
-    by_stream = histories("rundir" if scheme == "ndjson" else "engine", seed=1, runs=2)
+    by_stream = histories(default_model(url), seed=1, runs=2)
     lines = in_turn(by_stream)
     script = [sys.executable, "-c", killed_half_way, url, *(line.decode() for line in lines)]
     assert subprocess.run(script, check=False, timeout=120).returncode == 9

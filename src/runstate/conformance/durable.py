@@ -26,7 +26,7 @@ class DurableLogConformance(LogKit):
 
     proves = Capability.DURABLE
 
-    kill_rounds: ClassVar[int] = int(os.environ.get("RUNSTATE_KILL_ROUNDS", "200"))
+    kill_rounds: ClassVar[int] = int(os.environ.get("RUNSTATE_KILL_ROUNDS", "100"))
     kill_seed: ClassVar[int] = int(os.environ.get("RUNSTATE_KILL_SEED", "1"))
 
     # --- closed and opened again -----------------------------------------------------------------------
@@ -199,6 +199,10 @@ def check_round(opener: Opener, task: Task, told: Acknowledged) -> None:
     check_stored(log, [task], told)
     assert list(log.verify(task.stream)) == []
     before = stored(log, task.stream)
-    assert log.append(task.stream, notes("afterwards"))[0].seq == len(before) + 1
-    assert stored(log, task.stream)[:-1] == before
+    (result,) = log.append(task.stream, notes("afterwards"))
+    *others, last = stored(log, task.stream)
+    # A server may still have been at work for the one that was killed: what it has committed since is whole too.
+    assert others[: len(before)] == before
+    assert (last.seq, last.key) == (result.seq, "afterwards")
+    assert last.seq == len(others) + 1
     log.close()
