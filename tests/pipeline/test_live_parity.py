@@ -355,12 +355,17 @@ _quick = ["--master", "local[2]", "--conf", "spark.driver.extraJavaOptions=-XX:T
 _quick += ["--conf", "spark.driver.memory=1g", "--trigger-ms", "20"]
 
 
-def while_running(process: subprocess.Popen[str], condition: Callable[[], bool], what: str) -> None:
+def while_running(process: subprocess.Popen[bytes], condition: Callable[[], bool], what: str) -> None:
     def holds() -> bool:
-        assert process.poll() is None, process.communicate()[1]
+        assert process.poll() is None, "it has ended by itself"
         return condition()
 
-    until(holds, what)
+    try:
+        until(holds, what)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
 
 
 def is_moving(fleet: Fleet, book: Logbook, before: int) -> bool:
@@ -379,8 +384,11 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(url: str, tmp_path: Path) 
     fleet = Fleet(url, random)
     command = [sys.executable, "-m", "runstate", "pipeline", "stream", url, "--to", to, "--state", str(state), *_quick]
     fleet.step()
+    # Not into a pipe, which nobody would empty: a projector that has much to tell would wait for a reader for ever.
+    told = tmp_path / "told"
     for _ in range(rounds):
-        process, book = subprocess.Popen(command, stderr=subprocess.PIPE, text=True), Logbook(state)
+        with told.open("w") as file:
+            process, book = subprocess.Popen(command, stderr=file), Logbook(state)
         with closing(book):
             before = sum(entry.events for entry in book.entries())
             while_running(process, partial(is_moving, fleet, book, before), "events are projected")
@@ -388,12 +396,14 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(url: str, tmp_path: Path) 
             fleet.step()
             time.sleep(random.random() * 0.1)  # Into the middle of some batch.
         process.kill()
-        process.communicate()
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        process.wait()
+    with told.open("w") as file:
+        process = subprocess.Popen(command, stderr=file)
     with closing(Logbook(state)) as book:
         while_running(process, partial(is_caught_up, url, book), "all is projected")
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
+    process.wait(120)
+    err = told.read_text()
     assert (process.returncode, "Traceback" in err) == (0, False), err
     assert "events projected" in err
     expected = replayed(url)
