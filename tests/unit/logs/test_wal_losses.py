@@ -138,7 +138,7 @@ def test_whoever_leaves_a_ticket_leaves_the_others_waiting_who_share_it() -> Non
     waiters = [threading.Thread(target=ticket.wait, daemon=True) for _ in range(3)]
     for waiter in waiters:
         waiter.start()
-    while ticket.wake is None:  # Bounded by the leader, who gives up after 20 s.
+    while len(ticket.outcome.waiters) < 3:  # Bounded by the leader, who gives up after 20 s.
         assert leader.is_alive()
     with pytest.raises(TimeoutError):
         ticket.wait(timeout=0.02)

@@ -12,7 +12,7 @@ from runstate.errors import LogFailed, RunstateError
 from runstate.logs.log import AppendResult, Record, check_expected, now
 from runstate.logs.wal.entries import Entry, Envelope, check_body, write_entry
 from runstate.logs.wal.recovery import Held
-from runstate.logs.wal.tickets import Batch, Settler, Ticket
+from runstate.logs.wal.tickets import Batch, Outcome, Settler, Ticket
 from runstate.models.model import Draft
 
 
@@ -39,29 +39,26 @@ class Buffer:
         Raises:
             SequenceConflict, LogFailed: nothing was buffered.
         """
-        ticket = Ticket(self._settler)
         new: dict[str, Draft] = {}
+        filling, flushing, stored, removed = self.filling.entries, self.flushing.entries, held.keys, held.old_keys
         for draft in drafts:
-            if not self._holds(held, draft.key):
-                new.setdefault(draft.key, draft)
+            key = draft.key
+            if not (key in filling or key in stored or key in flushing or key in removed):
+                new.setdefault(key, draft)
         if not new:
-            ticket.results = [self._first_result(held, None, draft) for draft in drafts]
-            self._follow(ticket, drafts)
-            return ticket
+            first = [self._first_result(held, None, draft) for draft in drafts]
+            return Ticket(self._settler, self._outcome_of(drafts), first)
         check_expected(self._stream, self._seq, expected_seq)
         entries = self._rendered(new)
-        if len(new) == len(drafts):
-            ticket.results = [AppendResult(e.envelope.event_id, e.seq, e.envelope.persisted_at) for e in entries]
-        else:
-            by_key = {entry.envelope.known_key: entry for entry in entries}
-            for draft in drafts:
-                entry = by_key.get(draft.key)
-                if entry is None or new.pop(draft.key, None) is None:
-                    ticket.results.append(self._first_result(held, entry, draft))
-                else:
-                    ticket.results.append(AppendResult(draft.event_id, entry.seq, entry.envelope.persisted_at))
-        self._take(ticket, entries)
-        return ticket
+        results = []
+        for draft in drafts:
+            entry = entries.get(draft.key)
+            if entry is None or new.pop(draft.key, None) is None:
+                results.append(self._first_result(held, entry, draft))
+            else:
+                results.append(AppendResult(draft.event_id, entry.seq, entry.envelope.persisted_at))
+        self._take(entries)
+        return Ticket(self._settler, self.filling.outcome, results)
 
     def add_records(self, records: Sequence[Record]) -> Ticket:
         """Take over records of another log, which the caller has found to fit.
@@ -69,7 +66,8 @@ class Buffer:
         Raises:
             LogFailed: one of them cannot be written.
         """
-        entries, tail = [], self._tail
+        entries: dict[str, Entry] = {}
+        tail = self._tail
         for left, record in zip(range(len(records) - 1, -1, -1), records, strict=True):
             try:
                 check_body(record.body)
@@ -85,11 +83,10 @@ class Buffer:
                 None if record.seq == tail + 1 else tail,
                 left,
             )
-            entries.append(Entry(record.seq, envelope, record.body))
+            entries[record.key] = Entry(record.seq, envelope, record.body)
             tail = record.seq
-        ticket = Ticket(self._settler)
-        self._take(ticket, entries)
-        return ticket
+        self._take(entries)
+        return Ticket(self._settler, self.filling.outcome, [])
 
     def begin_flush(self) -> Batch:
         self.flushing, self.filling = self.filling, Batch()
@@ -98,37 +95,29 @@ class Buffer:
     def end_flush(self, held: Held | None, failure: RunstateError | None) -> None:
         """Tell everybody what became of the flush."""
         batch, self.flushing = self.flushing, Batch()
-        tickets = batch.tickets
-        if failure is not None:
-            # What was buffered meanwhile counts on the places before it.
-            tickets = tickets + self.filling.tickets
-            self.filling = Batch()
-            if held is not None:
-                self.rewind(held)
-        elif batch.lines and held is not None:
+        if failure is None and batch.lines and held is not None:
             entries = list(batch.entries.values())
             held.add([e.seq for e in entries], [e.envelope for e in entries], sum(map(len, batch.lines)))
             held.previous = entries[-1].body
-        for ticket in tickets:
-            ticket.error, ticket.is_done = failure, True
-            # Of two who wait for one ticket, one may lead before the other, who was woken to lead, has noticed.
-            if ticket.wake is not None and ticket.wake.locked():
-                ticket.wake.release()
-
-    def _holds(self, held: Held, key: str) -> bool:
-        return key in self.filling.entries or key in held.keys or key in self.flushing.entries or key in held.old_keys
+        batch.outcome.tell(failure)
+        if failure is not None:
+            # What was buffered meanwhile counts on the places before it.
+            self.filling.outcome.tell(failure)
+            self.filling = Batch()
+            if held is not None:
+                self.rewind(held)
 
     def known(self, held: Held, key: str) -> int | None:
         """The seq that a key stands for, be it buffered, stored or removed."""
         entry = self.filling.entries.get(key) or self.flushing.entries.get(key) or held.old_keys.get(key)
         return held.keys.get(key) if entry is None else entry.seq
 
-    def _rendered(self, drafts: dict[str, Draft]) -> list[Entry]:
+    def _rendered(self, drafts: dict[str, Draft]) -> dict[str, Entry]:
         if not self.filling.lines:
             self.filling.persisted_at = now()
         persisted_at, seq, previous, more = self.filling.persisted_at, self._seq, self._previous, len(drafts)
         after = None if self._tail == seq else self._tail
-        entries = []
+        entries: dict[str, Entry] = {}
         try:
             for key, draft in drafts.items():
                 seq, more, event_id = seq + 1, more - 1, draft.event_id
@@ -138,34 +127,33 @@ class Buffer:
                 envelope = Envelope(
                     event_id, draft.type, persisted_at, own_key, draft.tenant, draft.emitted_at, after, more
                 )
-                entries.append(Entry(seq, envelope, body))
+                entries[key] = Entry(seq, envelope, body)
                 previous, after = body, None
         except Exception as error:  # What a draft does wrong must reach its caller as an error of ours.
             raise LogFailed(f"It cannot be written: {error!r}") from error
         return entries
 
-    def _take(self, ticket: Ticket, entries: list[Entry]) -> None:
-        batch = self.filling
-        entries[0].envelope.flush = not batch.lines
+    def _take(self, entries: dict[str, Entry]) -> None:
+        batch, is_first, lines = self.filling, not self.filling.lines, []
         try:
-            lines = [write_entry(entry.seq, entry.body, entry.envelope) for entry in entries]
+            for entry in entries.values():
+                entry.envelope.flush, is_first = is_first, False
+                lines.append(write_entry(entry.seq, entry.body, entry.envelope))
         except (ValueError, TypeError) as error:  # A lone surrogate, or no string at all.
             raise LogFailed(f"It cannot be written: {error!r}") from error
-        batch.born = batch.born if batch.lines else monotonic()
+        if not batch.lines:
+            batch.born = monotonic()
         batch.lines += lines
-        for entry in entries:
-            batch.entries[entry.envelope.known_key] = entry
-        batch.tickets.append(ticket)
-        self._seq = self._tail = entries[-1].seq
-        self._previous = entries[-1].body
+        batch.entries.update(entries)
+        self._seq = self._tail = entry.seq
+        self._previous = entry.body
 
-    def _follow(self, ticket: Ticket, drafts: Sequence[Draft]) -> None:
+    def _outcome_of(self, retries: Sequence[Draft]) -> Outcome:
         """A retry of what is on its way stands or falls with it."""
         for batch in (self.filling, self.flushing):
-            if any(draft.key in batch.entries for draft in drafts):
-                batch.tickets.append(ticket)
-                return
-        ticket.is_done = True
+            if any(draft.key in batch.entries for draft in retries):
+                return batch.outcome
+        return Outcome(is_known=True)
 
     def _first_result(self, held: Held, entry: Entry | None, draft: Draft) -> AppendResult:
         key = draft.key

@@ -86,9 +86,11 @@ class WalLog(Handle):
     # --- appending -----------------------------------------------------------------------------------------
 
     def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
-        check_stream(stream)
         self._check_open()
-        return self._writers.submit(stream, drafts, expected_seq, is_waited_for=True).wait() if drafts else []
+        if not drafts:
+            check_stream(stream)
+            return []
+        return self._writers.submit(stream, drafts, expected_seq, is_waited_for=True).wait()
 
     def append_buffered(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> Ticket:
         """Append to the buffer: the seqs are known at once, durability comes with the next flush.
@@ -100,7 +102,6 @@ class WalLog(Handle):
             what `append` raises for what is wrong with the drafts. A failed flush is told by the ticket; after one
             whose outcome is unknown, the stream refuses everything until the log is opened again.
         """
-        check_stream(stream)
         self._check_open()
         return self._writers.submit(stream, drafts, expected_seq, is_waited_for=False)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from _thread import LockType
+from _thread import allocate_lock
 from typing import Protocol
 
 import msgspec
@@ -12,22 +12,54 @@ from runstate.logs.log import AppendResult
 from runstate.logs.wal.entries import Entry
 
 
+class Waiter:
+    """A thread that sleeps until somebody has news for it."""
+
+    __slots__ = ("leads", "news")
+
+    def __init__(self) -> None:
+        self.leads = False
+        """Whether the news is that it leads the next flush."""
+        self.news = allocate_lock()
+        """Released once, by whoever brings the news."""
+        self.news.acquire()
+
+
+class Outcome:
+    """What became of a flush, and who waits to learn it. Outlives the batch, which is much larger."""
+
+    __slots__ = ("error", "is_known", "waiters")
+
+    def __init__(self, *, is_known: bool = False) -> None:
+        self.error: RunstateError | None = None
+        self.is_known = is_known
+        self.waiters: list[Waiter] = []
+
+    def tell(self, error: RunstateError | None) -> None:
+        """The caller holds the gate."""
+        self.error, self.is_known = error, True
+        for waiter in self.waiters:
+            waiter.news.release()
+        self.waiters.clear()
+
+
 class Settler(Protocol):
-    def settle(self, ticket: Ticket, timeout_s: float | None) -> None: ...
+    def settle(self, outcome: Outcome, timeout_s: float | None) -> None: ...
 
 
 class Ticket(msgspec.Struct, eq=False):
     """One append on its way to the disk. Until `wait` has returned, its seqs are a forecast and not a promise."""
 
     settler: Settler
-    results: list[AppendResult] = []
+    outcome: Outcome
+    """Of the flush that it goes with."""
+    results: list[AppendResult]
     """What becomes of each draft, if the flush succeeds."""
-    error: RunstateError | None = None
-    is_done: bool = False
-    leads: bool = False
-    """Whether whoever waits for it is to lead the next flush."""
-    wake: LockType | None = None
-    """Locked while somebody waits; released by whoever has news."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        return self.outcome.is_known
 
     @property
     def seq(self) -> int:
@@ -42,23 +74,24 @@ class Ticket(msgspec.Struct, eq=False):
             AppendOutcomeUnknown: it may or may not be stored; open the log again and send the same keys.
             LogFull, LogFailed: nothing was written.
         """
-        if not self.is_done:
-            self.settler.settle(self, timeout)
-        if self.error is not None:
-            raise self.error.again()
+        outcome = self.outcome
+        if not outcome.is_known:
+            self.settler.settle(outcome, timeout)
+        if outcome.error is not None:
+            raise outcome.error.again()
         return self.results
 
 
 class Batch:
     """What one flush writes."""
 
-    __slots__ = ("born", "entries", "lines", "persisted_at", "tickets")
+    __slots__ = ("born", "entries", "lines", "outcome", "persisted_at")
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []
         self.entries: dict[str, Entry] = {}
         """By key."""
-        self.tickets: list[Ticket] = []
+        self.outcome = Outcome()
         self.born = 0.0
         """When its first entry came, by the monotonic clock."""
         self.persisted_at = ""

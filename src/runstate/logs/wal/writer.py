@@ -7,7 +7,6 @@ an interval, or once enough entries have gathered.
 
 from __future__ import annotations
 
-from _thread import LockType, allocate_lock
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from threading import Condition, Lock, Thread
@@ -26,7 +25,7 @@ from runstate.logs.wal.ledger import reserve_step, write_ledger
 from runstate.logs.wal.options import WalOptions
 from runstate.logs.wal.reading import View
 from runstate.logs.wal.recovery import Held, load
-from runstate.logs.wal.tickets import Batch, Ticket
+from runstate.logs.wal.tickets import Batch, Outcome, Ticket, Waiter
 from runstate.models.model import Draft
 
 _backlog = 32
@@ -59,6 +58,7 @@ class Writer:
         self._bell, self._ledger_lock = Condition(self.gate), Lock()
         self._buffer = Buffer(files.stream, self, self._stored)
         self._is_led, self._claims = False, 0
+        self._crowd = options.flush_entries * _backlog
         self._is_poisoned = False
         self._flusher: Thread | None = None
 
@@ -86,17 +86,20 @@ class Writer:
             self._buffer.rewind(self.held)
         return self.held
 
-    def submit(self, drafts: Sequence[Draft], expected_seq: int | None, *, is_waited_for: bool = True) -> Ticket:
-        """Buffer an append.
+    def submit(self, drafts: Sequence[Draft], expected_seq: int | None, is_waited_for: bool) -> Ticket:
+        """Buffer an append. If nobody is to wait for it, and far more is buffered than a flush takes, wait here.
 
         Raises:
             Gone, LogClosed, SequenceConflict, LogFailed, OSError: nothing was buffered.
         """
         with self.gate:
             ticket = self._buffer.add(self.loaded(), drafts, expected_seq)
+            lines = len(self._buffer.filling.lines)
             if not is_waited_for:
-                self._ring(len(drafts))
-            return ticket
+                self._ring(lines, len(drafts))
+        if not is_waited_for and lines >= self._crowd:
+            ticket.wait()
+        return ticket
 
     def known(self, key: str) -> int | None:
         with self.gate:
@@ -106,14 +109,8 @@ class Writer:
         """Buffer records of another log as they are. The caller holds the gate and has checked that they fit."""
         return self._buffer.add_records(records)
 
-    @property
-    def is_crowded(self) -> bool:
-        """Whether so much is buffered that whoever adds to it should wait for the disk."""
-        return len(self._buffer.filling.lines) >= self.options.flush_entries * _backlog
-
-    def _ring(self, added: int) -> None:
+    def _ring(self, lines: int, added: int) -> None:
         """Wake the thread that flushes what nobody waits for, if these are the first entries, or enough of them."""
-        lines = len(self._buffer.filling.lines)
         if self._flusher is None:
             self._flusher = Thread(target=self._flush_always, name=f"wal {self.files.stream}", daemon=True)
             self._flusher.start()
@@ -126,31 +123,40 @@ class Writer:
 
     # --- flushing ------------------------------------------------------------------------------------------
 
-    def settle(self, ticket: Ticket, timeout_s: float | None) -> None:
-        """Return once a ticket is done: by leading a flush, or by waiting for whoever does.
+    def settle(self, outcome: Outcome, timeout_s: float | None) -> None:
+        """Return once the outcome of a flush is known: by leading it, or by waiting for whoever does.
 
         Raises:
-            TimeoutError: it is not done yet.
+            TimeoutError: it is not known yet.
         """
         deadline = None if timeout_s is None else monotonic() + timeout_s
-        while not ticket.is_done:
-            wake = self._enlisted(ticket)
-            if wake is None:
+        while not outcome.is_known:
+            if self._comes_to_lead(outcome, deadline):
                 self._lead()
-            else:
-                self._sleep(ticket, wake, -1 if deadline is None else max(0.0, deadline - monotonic()))
 
-    def _enlisted(self, ticket: Ticket) -> LockType | None:
-        """What to wait on for news of a ticket; None: its caller leads now."""
+    def _comes_to_lead(self, outcome: Outcome, deadline: float | None) -> bool:
+        """Wait for news of a flush; whether it is that the caller leads now."""
         with self.gate:
-            if not ticket.is_done and (ticket.leads or not (self._is_led or self._claims)):
-                ticket.leads, self._is_led = False, True
-                return None
-            if ticket.wake is None:
-                ticket.wake = allocate_lock()
-                if not ticket.is_done:
-                    ticket.wake.acquire()
-            return ticket.wake
+            if outcome.is_known:
+                return False
+            if not (self._is_led or self._claims):
+                self._is_led = True
+                return True
+            waiter = Waiter()
+            outcome.waiters.append(waiter)
+        has_news = False
+        try:
+            has_news = waiter.news.acquire(timeout=-1 if deadline is None else max(0.0, deadline - monotonic()))
+        finally:
+            if not has_news:  # Whoever leaves, interrupted or not, leaves nobody waiting for it.
+                with self.gate:
+                    if waiter.leads:
+                        self._pass_on()
+                    elif waiter in outcome.waiters:
+                        outcome.waiters.remove(waiter)
+        if not has_news and not outcome.is_known:
+            raise TimeoutError(f"The append to {self.files.stream!r} is not flushed yet")
+        return has_news and waiter.leads
 
     def flush(self) -> None:
         """Flush everything that was buffered before."""
@@ -158,9 +164,7 @@ class Writer:
             batch = self._buffer.filling if self._buffer.filling.lines else self._buffer.flushing
             if not batch.lines:
                 return
-            ticket = Ticket(self)
-            batch.tickets.append(ticket)
-        ticket.wait()
+        Ticket(self, batch.outcome, []).wait()
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
@@ -210,27 +214,6 @@ class Writer:
             self._is_poisoned |= isinstance(failure, AppendOutcomeUnknown)
             self._buffer.end_flush(self.held, failure)
 
-    def _sleep(self, ticket: Ticket, wake: LockType, timeout_s: float) -> None:
-        woken = False
-        try:
-            woken = wake.acquire(timeout=timeout_s)
-        finally:
-            if not woken:
-                # Whoever leaves, interrupted or not, leaves nobody waiting for it.
-                with self.gate:
-                    if ticket.wake is wake:
-                        ticket.wake = None
-                        with suppress(RuntimeError):  # Others may wait for the same ticket: they enlist anew.
-                            wake.release()
-                        if ticket.leads:
-                            ticket.leads = False
-                            self._pass_on()
-        if not woken and not ticket.is_done:
-            raise TimeoutError(f"The append to {self.files.stream!r} is not flushed yet")
-        if woken and (ticket.is_done or ticket.wake is not wake):
-            with suppress(RuntimeError):
-                wake.release()  # Others may wait for the same ticket.
-
     def _lead(self) -> None:
         try:
             self.write_out()
@@ -240,13 +223,14 @@ class Writer:
 
     def _pass_on(self) -> None:
         """Appoint whoever has waited longest to lead, if nobody has a claim. The caller holds the gate, and led."""
-        waiting = next((ticket for ticket in self._buffer.filling.tickets if ticket.wake is not None), None)
-        if waiting is None or waiting.wake is None or self._claims:
+        waiters = self._buffer.filling.outcome.waiters
+        if self._claims or not waiters:
             self._is_led = False
             self._bell.notify_all()
         else:
-            waiting.leads = True
-            waiting.wake.release()
+            waiter = waiters.pop(0)
+            waiter.leads = True
+            waiter.news.release()
 
     def _is_due(self) -> bool:
         return len(self._buffer.filling.lines) >= self.options.flush_entries

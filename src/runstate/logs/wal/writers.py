@@ -18,7 +18,7 @@ from runstate.logs.wal.options import WalOptions
 from runstate.logs.wal.reading import extent
 from runstate.logs.wal.tickets import Ticket
 from runstate.logs.wal.writer import Gone, Writer
-from runstate.models.model import Draft
+from runstate.models.model import Draft, check_stream
 
 writers_max = 128
 """Streams that are open for writing at once; beyond it, the one that was used longest ago is let go of."""
@@ -63,27 +63,24 @@ class Writers:
     # --- writing -------------------------------------------------------------------------------------------
 
     def submit(self, stream: str, drafts: Sequence[Draft], expected_seq: int | None, *, is_waited_for: bool) -> Ticket:
-        """Buffer an append. If nobody is to wait for it, and far more is buffered than a flush takes, wait here.
+        """`Writer.submit`, on a stream that is opened if it is not.
 
         Raises:
             LogBusy, LogClosed, SequenceConflict, LogFailed: nothing was buffered.
         """
         while True:
-            # A stream that is open already is used as it is: should it be let go of meanwhile, it says so.
+            # A stream that is open already was checked, and is used as it is: if it is let go of meanwhile, it says so.
             writer = self._open.get(stream)
             try:
                 if writer is None or writer.held is None:
+                    check_stream(stream)
                     with self.writing(stream) as writer:
-                        ticket = writer.submit(drafts, expected_seq, is_waited_for=is_waited_for)
-                else:
-                    ticket = writer.submit(drafts, expected_seq, is_waited_for=is_waited_for)
+                        return writer.submit(drafts, expected_seq, is_waited_for)
+                return writer.submit(drafts, expected_seq, is_waited_for)
             except Gone:
                 continue
             except OSError as error:
                 raise translate(error) from error
-            if not is_waited_for and writer.is_crowded:
-                ticket.wait()
-            return ticket
 
     @contextmanager
     def writing(self, stream: str) -> Iterator[Writer]:
