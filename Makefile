@@ -9,11 +9,18 @@ JOBS ?= 4
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 
+TESTS := XDG_CACHE_HOME=$(CURDIR)/.cache $(BIN)/pytest -q -n $(JOBS) --dist loadgroup
+
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Runstate needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,spark]'
+	touch $@
+
+# Spark's classes, kept for the many tests that start it.
+$(VENV)/.warm: $(VENV)/.ready
+	XDG_CACHE_HOME=$(CURDIR)/.cache $(BIN)/runstate pipeline warm
 	touch $@
 
 setup: $(VENV)/.ready ## make the virtual environment
@@ -28,13 +35,13 @@ lint: setup ## format, lint, types, imports
 	$(BIN)/lint-imports --no-logo
 
 check: lint ## the same, and the fast tests; before every commit
-	$(BIN)/pytest -q -n $(JOBS) --dist loadgroup -m 'not slow'
+	$(TESTS) -m 'not slow'
 
-test: setup ## every test
-	$(BIN)/pytest -q -n $(JOBS) --dist loadgroup
+test: $(VENV)/.warm ## every test
+	$(TESTS)
 
-soak: setup ## the crash and race tests for longer: make soak ROUNDS=2000
-	RUNSTATE_KILL_ROUNDS=$(or $(ROUNDS),2000) $(BIN)/pytest -q -n $(JOBS) --dist loadgroup tests/crash tests/conformance tests/pipeline/test_live_parity.py
+soak: $(VENV)/.warm ## the crash and race tests for longer: make soak ROUNDS=2000
+	RUNSTATE_KILL_ROUNDS=$(or $(ROUNDS),2000) $(TESTS) tests/crash tests/conformance tests/pipeline/test_live_parity.py
 
 bench: setup ## measure against the limits of this machine; prints ratios, writes a plot
 	$(BIN)/python -m benchmarks
@@ -59,4 +66,4 @@ format: setup ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) build dist demo benchmarks/results .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .cache build dist demo benchmarks/results .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.quick_java import quick_java
 
 root = Path(__file__).parents[1]
 pages = [root / "README.md", root / "CHANGELOG.md", *sorted((root / "docs").rglob("*.md"))]
@@ -18,6 +19,10 @@ _link = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 def _blocks(page: Path, *languages: str) -> list[str]:
     return [code for language, code in _block.findall(page.read_text()) if language in languages]
+
+
+_run_elsewhere = ("make ", ". .venv/", "runstate demo")
+"""The first two are this very test's own setting, the demo has a test of its own in tests/e2e/test_cli.py."""
 
 
 def _runnable(page: Path) -> bool:
@@ -44,7 +49,7 @@ def test_the_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
             _run([sys.executable, str(file)], tmp_path)
         elif language == "console":
             for command in re.findall(r"^\$ (.+)$", code, re.MULTILINE):
-                if not command.startswith(("make ", ". .venv/")):  # Those two are this very test's own setting.
+                if not command.startswith(_run_elsewhere):
                     _run(["bash", "-euo", "pipefail", "-c", command], tmp_path)
 
 
@@ -59,7 +64,8 @@ def _run(command: list[str], directory: Path) -> None:
         env={
             "PATH": f"{scripts}:{os.environ['PATH']}",
             "HOME": str(directory),
-            "SPARK_CONF_DIR": str(root / "tests/spark_conf"),
+            **{name: value for name, value in os.environ.items() if name == "XDG_CACHE_HOME"},
+            **quick_java,
         },
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.commands import Cli
+from tests.quick_java import quick_java
 
 from runstate.models.engine import idempotency_key
 
@@ -390,7 +391,8 @@ def test_a_reader_that_has_seen_enough_is_no_error(filled: Cli, tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.xdist_group("spark-commands")
 def test_the_demo_loses_nothing_and_says_so(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPARK_CONF_DIR", str(Path(__file__).parents[1] / "spark_conf"))
+    for name, value in quick_java.items():
+        monkeypatch.setenv(name, value)
     outcome = cli("demo", "--to", "here")
     assert outcome.code == 0
     assert b"site-03" in Path("here/pipeline/report.html").read_bytes()

@@ -23,10 +23,11 @@ from runstate.logs.registry import open_log
 from runstate.models.registry import installed_models
 from runstate.pipeline import machine
 from runstate.pipeline.failures import PipelineFailed, explain, readable, told_to_driver
-from runstate.pipeline.java import JavaMissing, find_java, java_home
+from runstate.pipeline.java import JavaMissing, class_archive, find_java, java_home
 from runstate.pipeline.machine import usable_cores, usable_memory_bytes
 from runstate.pipeline.session import ServerUnreachable, SessionConflict, active_session, session, spark_session
 from runstate.pipeline.shipping import ExecutorsIncomplete, check_executors, package_zip, ship
+from runstate.pipeline.warming import WarmingFailed, warm
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -237,6 +238,44 @@ def test_java_gets_its_options_unchanged_but_for_those_it_lacks(tmp_path: Path) 
     given = ["-cp", "a b/*", "--add-modules=jdk.incubator.vector", "-Dx=$y 'z'", "*", ""]
     said = subprocess.run([java_home(java) / "bin" / "java", *given], capture_output=True, text=True, check=True)
     assert said.stdout.split("\n")[:-1] == ["-cp", "a b/*", "-Dx=$y 'z'", "*", ""]
+
+
+def test_java_starts_from_an_archive_of_spark_s_classes_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    program = _fake_java(tmp_path / "java", "21.0.1")
+    java = find_java({"JAVA_HOME": str(tmp_path / "java")})
+    program.write_text("#!/bin/sh\nprintf '%s ' \"$@\"\n")
+
+    def options(*given: str) -> str:
+        command = [str(java_home(java) / "bin" / "java"), *given]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert options("-cp", "jars") == "-cp jars "
+    class_archive(java).touch()
+    assert options("-cp", "jars").startswith(f"-XX:SharedArchiveFile={class_archive(java)} ")
+    assert "SharedArchiveFile" not in options("-XX:ArchiveClassesAtExit=new.jsa", "-cp", "jars")
+
+
+def test_an_archive_that_is_none_keeps_no_java_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    class_archive(find_java()).write_bytes(b"noise" * 1000)
+    command = [str(java_home(find_java()) / "bin" / "java"), "-version"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "version" in said.stderr
+    assert said.stdout == ""
+
+
+def test_an_archive_is_made_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # Announces itself as a Java, and then starts nothing.
+    _fake_java(tmp_path / "java", "21.0.1")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "java"))
+    with pytest.raises(WarmingFailed, match="have failed"):
+        warm()
+    assert not class_archive(find_java()).exists()
+    assert list(class_archive(find_java()).parent.iterdir()) == []
 
 
 def test_spark_runs_on_the_java_of_the_package(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from runstate.cli import (
     pipeline,
     pipeline_archive,
     pipeline_stream,
+    pipeline_warm,
     projection,
     queue,
     retention,
@@ -81,6 +82,7 @@ app.command("resume")(runs.resume)
 app.command("status")(runs.status)
 pipeline.app.command("archive")(pipeline_archive.archive)
 pipeline.app.command("stream")(pipeline_stream.stream)
+pipeline.app.command("warm")(pipeline_warm.warm)
 app.add_typer(pipeline.app)
 app.add_typer(session.app)
 app.add_typer(daemon.app)

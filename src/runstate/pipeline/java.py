@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from runstate.errors import RunstateError
-from runstate.pipeline.private_files import private_file
+from runstate.pipeline.private_files import private_directory, private_file
 
 version_min = 17
 """The oldest Java that Spark 4.3 runs on."""
@@ -37,6 +37,8 @@ class Java(msgspec.Struct, frozen=True):
 
     program: Path
     version: int
+    build: str = ""
+    """All that it says of itself."""
 
 
 def find_java(environ: Mapping[str, str] = os.environ) -> Java:
@@ -87,7 +89,13 @@ def _checked(program: Path, where: str) -> Java:
             program=str(program),
             version=version,
         )
-    return Java(program, version)
+    return Java(program, version, asked.stderr + asked.stdout)
+
+
+def class_archive(java: Java) -> Path:
+    """Where an archive of Spark's classes for this Java lies, if there is one: see `runstate.pipeline.warming`."""
+    spark = importlib.util.find_spec("pyspark")
+    return private_directory(f"{java.program}\n{java.build}\n{spark and spark.origin}") / "spark.jsa"
 
 
 def java_home(java: Java) -> Path:
@@ -97,15 +105,19 @@ def java_home(java: Java) -> Path:
     dropped = ["--add-modules=jdk.incubator.vector"]
     if java.version >= 25:
         dropped.append("--add-opens=java.base/sun.security.action=ALL-UNNAMED")
+    # Of a class path that the archive was not made for, Java would complain each time it starts.
     script = (
         "#!/bin/sh\n"
+        f"archive={shlex.quote(str(class_archive(java)))}\n"
         "for option do\n"
         "  shift\n"
         '  case "$option" in\n'
         f"    {' | '.join(shlex.quote(option) for option in dropped)}) ;;\n"
+        '    -XX:ArchiveClassesAtExit=*) archive= && set -- "$@" "$option" ;;\n'
         '    *) set -- "$@" "$option" ;;\n'
         "  esac\n"
         "done\n"
+        '[ -e "$archive" ] && set -- "-XX:SharedArchiveFile=$archive" -Xlog:cds=off -Xlog:cds+dynamic=off "$@"\n'
         f'exec {shlex.quote(str(java.program))} "$@"\n'
     )
     return private_file("bin/java", script, mode=0o700).parents[1]

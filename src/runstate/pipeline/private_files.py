@@ -14,10 +14,8 @@ from pathlib import Path
 
 def private_file(name: str, text: str, *, mode: int = 0o600) -> Path:
     """A file of that content in a directory that only this user can write to; made once, whole at any moment."""
-    directory = _cache_directory() / hashlib.sha256(f"{name}\n{text}".encode()).hexdigest()[:16]
-    path = directory / name
-    for folder in (directory, path.parent):
-        folder.mkdir(mode=0o700, exist_ok=True)
+    path = private_directory(f"{name}\n{text}") / name
+    path.parent.mkdir(mode=0o700, exist_ok=True)
     if not path.exists() or path.read_text() != text:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(descriptor, "w") as file:
@@ -25,6 +23,13 @@ def private_file(name: str, text: str, *, mode: int = 0o600) -> Path:
         os.chmod(temporary, mode)
         os.replace(temporary, path)
     return path
+
+
+def private_directory(purpose: str) -> Path:
+    """The directory for a purpose, always the same one for the same."""
+    directory = _cache_directory() / hashlib.sha256(purpose.encode()).hexdigest()[:16]
+    directory.mkdir(mode=0o700, exist_ok=True)
+    return directory
 
 
 def _cache_directory() -> Path:
