@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -10,14 +11,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 from tests.commands import Cli
+from tests.unit.runtimes.daemon_places import until
 
+from runstate.errors import AppendOutcomeUnknown
 from runstate.models.daemon import DAEMON
-from runstate.runtimes.daemon import Client, Daemon, socket_name
+from runstate.runtimes.daemon import Client, Daemon, DaemonAway, socket_name
 
 # --- without a server ----------------------------------------------------------------------------------------------
 
@@ -204,6 +209,51 @@ def test_a_daemon_that_was_killed_leaves_a_socket_that_is_in_nobodys_way(cli: Cl
     assert cli("queue", "stats", str(place), "--json").rows[0]["pending"] == 1
     with serving(place):
         assert cli("queue", "stats", str(place), "--json").rows[0]["pending"] == 1
+
+
+@pytest.mark.slow
+def test_a_daemon_does_not_take_the_socket_of_another(cli: Cli, place: Path) -> None:
+    with serving(place), Client(place / socket_name()) as client:
+        done = cli("daemon", "serve", str(place.parent / "other"), "--socket", str(place / socket_name()))
+        assert (done.code, "Another daemon listens" in done.err) == (4, True)
+        assert client.push("builds", item_id="i1") == "i1"
+        assert cli("queue", "stats", str(place), "--json").rows[0]["pending"] == 1
+
+
+def test_a_daemon_ends_with_an_error_when_nobody_knows_what_is_stored(
+    cli: Cli, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flush, is_over = os.fdatasync, Event()
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "the disk is broken")
+
+    def push_twice() -> None:
+        """To a daemon whose disk breaks between the two. One that goes on serving is ended, which is no error."""
+        until(lambda: (place / socket_name()).exists())
+        with Client(place / socket_name()) as client:
+            client.push("builds", item_id="i1")
+            monkeypatch.setattr(os, "fdatasync", fail)
+            with suppress(AppendOutcomeUnknown, DaemonAway):
+                client.push("builds", item_id="i2")
+        if not is_over.wait(10):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    client = Thread(target=push_twice)
+    client.start()
+    try:
+        done = cli("daemon", "serve", str(place))
+    finally:
+        is_over.set()
+        client.join()
+        monkeypatch.setattr(os, "fdatasync", flush)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert (done.code, "Start the daemon again" in done.err) == (4, True)
+    assert not (place / socket_name()).exists()
+    with Daemon.open(place) as daemon:
+        assert [item.id for item in daemon.items("builds")] == ["i1"]
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import typer
 from runstate.cli import integrity
 from runstate.cli.options import AsJson, Limit
 from runstate.cli.output import words, write_json, write_line, write_table
-from runstate.errors import LogNotFound, Truncated
+from runstate.errors import AppendOutcomeUnknown, LogNotFound, RunstateError, Truncated
 from runstate.logs.registry import open_log
 from runstate.models.daemon import DAEMON, MaterializedState, scoped
 from runstate.models.daemon.events import default_daemon
@@ -59,17 +59,26 @@ def serve(
     name: Name = default_daemon,
 ) -> None:
     """Run a daemon that other processes share through a socket, until it is interrupted or terminated."""
-    over = Event()
+    over, lost = Event(), list[RunstateError]()
+
+    def give_up(error: RunstateError) -> None:
+        lost.append(error)
+        over.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: over.set())
     options: dict[str, Any] = {"checkpoint_every_s": checkpoint_every, "failures_max": failures_max, "lease_s": lease}
     with (
-        Daemon.open(place, name=name, **options) as daemon,
+        Daemon.open(place, name=name, on_lost=give_up, **options) as daemon,
         Server(daemon, socket or socket_of(place, name)) as server,
     ):
         words.print(f"serving {place} at seq {daemon.seq}, listening at {server.path}")
         over.wait()
-        words.print("closing: workers are stopped, and what they hold is given back")
+        if not lost:
+            words.print("closing: workers are stopped, and what they hold is given back")
+    if lost:
+        # To go on would be to refuse everything. Whoever starts it again gets it recovered.
+        raise AppendOutcomeUnknown(f"The log takes nothing more: {lost[0]}. Start the daemon again") from lost[0]
 
 
 @app.command("state")

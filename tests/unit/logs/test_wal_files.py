@@ -16,7 +16,7 @@ import pytest
 from google_crc32c import value as crc32c
 
 from runstate.conformance.notes import as_held, note, notes, numbered
-from runstate.errors import InvalidUrl, LogBusy, LogDamaged, LogFailed, SnapshotTooNew, Truncated
+from runstate.errors import InvalidUrl, LogBusy, LogDamaged, LogFailed, SequenceConflict, SnapshotTooNew, Truncated
 from runstate.logs.log import Record, StoredSnapshot
 from runstate.logs.wal import WalLog, ledger, open_url
 from runstate.logs.wal.options import WalOptions
@@ -228,6 +228,39 @@ def test_no_seq_comes_twice_when_a_killed_writers_wal_is_lost(
     (tmp_path / "left" / "s" / "wal.jsonl").write_bytes(b'{"broken"}\n' + noise)
     with WalLog(tmp_path / "left") as heir:
         assert written(heir, "d")[0] > 3
+
+
+@pytest.mark.parametrize("hidden", [1, 2, 3])
+def test_no_seq_comes_twice_when_zeros_stand_in_place_of_what_was_flushed(
+    opened: Opening, root: Path, tmp_path: Path, hidden: int
+) -> None:
+    log = opened()
+    written(log, "a", "b", "c")
+    shutil.copytree(root, tmp_path / "left")
+    wal = tmp_path / "left" / "s" / "wal.jsonl"
+    lines = wal.read_bytes().splitlines(keepends=True)
+    wal.write_bytes(b"".join(lines[:-hidden]) + bytes(sum(map(len, lines[-hidden:]))))
+    with WalLog(tmp_path / "left") as heir:
+        (seq,) = written(heir, "d")
+        assert seq > 3
+        assert [record.key for record in heir.read("s")] == [*"abc"[: 3 - hidden], "d"]
+        assert list(heir.verify("s")) == []
+        assert [f"the next seq is {seq}" in finding.message for finding in heir.recoveries] == [True]
+    with WalLog(tmp_path / "left") as next_one:
+        assert written(next_one, "e") == [seq + 1]
+
+
+def test_behind_a_gap_whoever_knows_the_last_event_goes_on(root: Path) -> None:
+    """Nothing stands between the last event and the last seq that was given out, so either may be expected."""
+    with WalLog(root) as log:
+        log.append("s", notes("a", "b"))
+    wal = root / "s" / "wal.jsonl"
+    wal.write_bytes(wal.read_bytes() + bytes(100))
+    with WalLog(root) as heir:
+        (first,) = heir.append("s", notes("c"), expected_seq=2)
+        assert first.seq > 3
+        with pytest.raises(SequenceConflict):
+            heir.append("s", notes("d"), expected_seq=2)
 
 
 def test_three_baks_are_kept_and_the_newest_is_never_lost(opened: Opening, root: Path) -> None:

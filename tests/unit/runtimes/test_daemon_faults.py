@@ -9,13 +9,24 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
 from tests.unit.runtimes.daemon_places import Clock, Place, schemes, until
 
-from runstate.errors import InvalidJson, InvalidTransition, LogFailed, LogFull, SnapshotTooNew
+from runstate.errors import (
+    AppendOutcomeUnknown,
+    InvalidJson,
+    InvalidTransition,
+    LogClosed,
+    LogFailed,
+    LogFull,
+    RunstateError,
+    SnapshotTooNew,
+)
 from runstate.logs.log import StoredSnapshot
 from runstate.logs.registry import open_log
 from runstate.logs.simulated_disk import SimulatedDisk
@@ -127,6 +138,98 @@ def test_without_file_descriptors_a_push_is_refused_and_the_next_is_not(
 
 
 # --- retries -------------------------------------------------------------------------------------------------------
+
+
+def test_a_flush_whose_outcome_is_unknown_is_told_once_and_at_once(disk: SimulatedDisk, clock: Clock) -> None:
+    lost: list[RunstateError] = []
+    log = WalLog(PurePosixPath("/log"), options=WalOptions(flush_interval_ms=never_ms), disk=disk)
+    with Daemon(log, checkpoint_every_s=None, clock=clock, on_lost=lost.append) as daemon:
+        daemon.push("q", item_id="1")
+        disk.capacity_bytes = 0
+        with pytest.raises(LogFull):
+            daemon.push("q", item_id="2")
+        disk.capacity_bytes = None
+        assert lost == []  # It takes more as soon as there is room.
+        daemon.push("q", item_id="3")
+        disk.fail("sync")
+        with pytest.raises(AppendOutcomeUnknown):
+            daemon.push("q", item_id="4")
+        assert [error.code for error in lost] == [LogClosed.code]
+        with pytest.raises(LogClosed):
+            daemon.push("q", item_id="5")
+        assert len(lost) == 1
+
+
+def test_a_buffered_event_whose_flush_fails_is_told_with_the_next_decision(disk: SimulatedDisk, clock: Clock) -> None:
+    lost: list[RunstateError] = []
+    log = WalLog(PurePosixPath("/log"), options=WalOptions(flush_interval_ms=never_ms), disk=disk)
+    daemon = Daemon(log, checkpoint_every_s=None, clock=clock, on_lost=lost.append)
+    daemon.emit(e.Custom("n"))
+    daemon.emit(e.Custom("n"), durable=False)
+    disk.fail("sync")
+    with pytest.raises(AppendOutcomeUnknown):
+        log.flush()  # As the log does by itself, when nobody waits.
+    with pytest.raises(LogClosed):
+        daemon.emit(e.Custom("m"))
+    assert len(lost) == 1
+    with suppress(RunstateError):
+        daemon.close()
+
+
+def test_a_checkpoint_that_leaves_the_log_in_doubt_is_told(clock: Clock) -> None:
+    tellings = 0
+    for nth in count(1):
+        lost: list[RunstateError] = []
+        disk = SimulatedDisk()
+        log = WalLog(PurePosixPath("/log"), options=WalOptions(flush_interval_ms=never_ms), disk=disk)
+        with Daemon(log, checkpoint_every_s=None, clock=clock, on_lost=lost.append) as daemon:
+            daemon.push("q", item_id="1")
+            daemon.push("q", item_id="2")
+            before = disk.calls["sync_directory"]
+            disk.fail("sync_directory", nth=nth, persistent=True)
+            with suppress(LogFailed):
+                daemon.checkpoint()
+            calls = disk.calls["sync_directory"] - before
+            disk.heal()
+            if calls < nth:
+                break
+            told = len(lost)
+            try:
+                daemon.push("q", item_id="3")
+            except LogClosed:
+                assert told == 1, nth
+            else:
+                assert told == 0, nth
+            tellings += told
+    assert tellings == 1
+
+
+def test_a_closed_daemon_is_not_lost(tmp_path: Path) -> None:
+    lost: list[RunstateError] = []
+    daemon = Daemon.open(tmp_path / "d", on_lost=lost.append)
+    daemon.close()
+    with pytest.raises(LogClosed):
+        daemon.push("q")
+    assert lost == []
+
+
+def test_only_what_a_worker_has_taken_is_dispatched(place: Place) -> None:
+    daemon = place.open()
+    daemon.push("q", item_id="1")
+    daemon.push("q", item_id="2")
+    daemon.worker("w", "q")
+    other = daemon.worker("other", "q")
+    seq = daemon.seq
+    with pytest.raises(InvalidTransition, match="has not taken"):
+        daemon.emit(e.WorkerItemDispatched("w", "1", "p"))
+    assert other.take(pipeline_id="p") is not None
+    for item_id in ("1", "2", "none"):
+        with pytest.raises(InvalidTransition, match="has not taken"):
+            daemon.emit(e.WorkerItemDispatched("w", item_id, "p"))
+    assert other.take(pipeline_id="p") is None
+    assert [record.type for record in daemon.events(after_seq=seq)] == ["queue:taken", "worker:item_dispatched"]
+    workers = daemon.state.workers
+    assert (workers["other"].dispatched, workers["w"].dispatched) == ({"1": "p"}, {})
 
 
 def test_a_retry_does_not_make_what_is_buffered_look_durable(disk: SimulatedDisk, opened: Callable[[], Daemon]) -> None:

@@ -115,6 +115,53 @@ def test_a_client_that_hangs_up_while_it_waits_gets_no_item(daemon: Daemon, serv
     assert daemon.items("q")[0].status == "pending"
 
 
+def test_a_client_that_has_shut_down_its_side_gets_its_answers(daemon: Daemon, server: Server) -> None:
+    daemon.worker("w", "q", lease_s=1000)
+    with socket.socket(socket.AF_UNIX) as bare:
+        bare.connect(str(server.path))
+        bare.sendall(b'{"op":"seq"}\n{"op":"take","worker":"w","wait_s":60}\n')
+        bare.shutdown(socket.SHUT_WR)
+        until(lambda: daemon._bells.get("q"))
+        daemon.push("q", item_id="1")
+        answers = bare.makefile("rb").readlines()
+    assert [json.loads(answer)["ok"] for answer in answers[:1]] == [1]
+    assert json.loads(answers[1])["ok"]["id"] == "1"
+
+
+def test_a_client_that_shuts_down_its_side_and_then_leaves_gets_no_item(daemon: Daemon, server: Server) -> None:
+    daemon.worker("w", "q", lease_s=1000)
+    with socket.socket(socket.AF_UNIX) as bare:
+        bare.connect(str(server.path))
+        bare.sendall(b'{"op":"take","worker":"w","wait_s":60}\n')
+        bare.shutdown(socket.SHUT_WR)
+        until(lambda: daemon._bells.get("q"))
+    until(lambda: not daemon._bells.get("q"))
+    daemon.push("q", item_id="1")
+    assert daemon.items("q")[0].status == "pending"
+
+
+def test_many_clients_may_come_at_once(server: Server) -> None:
+    room = Path("/proc/sys/net/core/somaxconn")
+    if not room.exists() or int(room.read_text()) < 300:
+        pytest.skip("needs a kernel that lets 300 wait: sysctl net.core.somaxconn=4096")
+    is_over = threading.Event()
+    server._loop.call_soon_threadsafe(is_over.wait, 30)  # Busy with something else, so that nobody is let in.
+    clients = [socket.socket(socket.AF_UNIX) for _ in range(200)]
+    try:
+        for bare in clients:
+            bare.setblocking(False)
+        assert {bare.connect_ex(str(server.path)) for bare in clients} == {0}
+        is_over.set()
+        for bare in clients:
+            bare.settimeout(30)
+            bare.sendall(b'{"op":"seq"}\n')
+        assert {bare.recv(100) for bare in clients} == {b'{"ok":0}\n'}
+    finally:
+        is_over.set()
+        for bare in clients:
+            bare.close()
+
+
 def test_a_worker_with_a_lease_outlives_its_connection(daemon: Daemon, server: Server) -> None:
     daemon.push("q", item_id="1")
     with Client(server.path) as client:
@@ -170,6 +217,35 @@ def test_a_socket_that_a_killed_daemon_left_is_replaced(daemon: Daemon, place: P
     left.close()
     with Server(daemon, place / "s"), Client(place / "s") as client:
         assert client.stats() == []
+
+
+def test_a_socket_that_somebody_listens_at_is_left_to_them(
+    daemon: Daemon, server: Server, client: Client, place: Path
+) -> None:
+    with Daemon.open(place / "other", checkpoint_every_s=None) as other, pytest.raises(LogBusy, match="listens at"):
+        Server(other, server.path)
+    assert client.stats() == []
+    with Client(server.path) as late:
+        assert late.seq == daemon.seq
+
+
+def test_a_socket_whose_server_has_no_room_left_is_not_taken_for_abandoned(daemon: Daemon, place: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as full, socket.socket(socket.AF_UNIX) as first:
+        full.bind(str(place / "s"))
+        full.listen(0)
+        first.connect(str(place / "s"))
+        with pytest.raises(LogBusy):
+            Server(daemon, place / "s")
+        assert (place / "s").exists()
+
+
+def test_a_server_that_closes_leaves_the_socket_that_has_taken_its_place(daemon: Daemon, place: Path) -> None:
+    server = Server(daemon, place / "s")
+    (place / "s").unlink()
+    with socket.socket(socket.AF_UNIX) as successor:
+        successor.bind(str(place / "s"))
+        server.close()
+        assert (place / "s").exists()
 
 
 @pytest.mark.parametrize("path", ["x" * 200, "none/s", "file"])

@@ -55,6 +55,16 @@ def test_an_output_with_the_same_id_is_said_once(desk: Desk) -> None:
         assert desk.sessions.append_output(place.state_token, "once", output_id="o-1") == said
 
 
+def test_a_session_goes_on_behind_seqs_that_stand_for_lost_events(tmp_path: Path) -> None:
+    with desk_at(tmp_path, "wal") as desk:
+        place = desk.session("s-1")
+    wal = tmp_path / "log/sessions/s-1/wal.jsonl"
+    wal.write_bytes(wal.read_bytes() + bytes(100))
+    with desk_at(tmp_path, "wal") as desk:
+        said = unwrap(desk.sessions.append_output(place.state_token, "still here"))
+        assert desk.seen().current_output(place.node_id) == said
+
+
 def test_the_output_of_another_node_cannot_be_superseded(desk: Desk) -> None:
     place = desk.session()
     said = unwrap(desk.sessions.append_output(place.state_token, "mine"))

@@ -48,7 +48,9 @@ class Buffer:
         if not new:
             first = [self._first_result(held, None, draft) for draft in drafts]
             return Ticket(self._settler, self._outcome_of(drafts), first)
-        check_expected(self._stream, self._seq, expected_seq)
+        # Between the last entry and the last seq that was given out there is nothing left that a caller could not know.
+        if expected_seq is None or not self._tail <= expected_seq <= self._seq:
+            check_expected(self._stream, self._seq, expected_seq)
         entries = self._rendered(new)
         results = []
         for draft in drafts:

@@ -82,6 +82,14 @@ class Held:
         return StreamInfo(stream, self.tenant, self.last_seq, self.events, self.first_at, self.last_at)
 
 
+class _Stretch(NamedTuple):
+    """Entries in a row: what each tells, and how many bytes it takes."""
+
+    seqs: Sequence[int]
+    envelopes: Sequence[Envelope]
+    sizes: Sequence[int]
+
+
 class _Scan(NamedTuple):
     held: Held
     seq: int
@@ -158,13 +166,14 @@ def _last_known(disk: Disk, files: StreamFiles) -> int:
 
 def _scan(stream: str, file: File, size: int, ledger: Ledger) -> _Scan:
     """Every entry up to the first that is damaged, checked in full."""
-    held, end, unfinished = Held(ledger), 0, list[tuple[int, Envelope, int]]()
+    held, end, unfinished = Held(ledger), 0, list[_Stretch]()
     previous: int | None = None
     for block in file_blocks(file, 0, size):
         envelopes = None if previous is None else intact_envelopes(previous + 1, block.lines)
         if envelopes is not None and previous is not None:
             sizes = [len(line) + 1 for line in block.lines]
-            _add_whole(held, unfinished, range(previous + 1, previous + 1 + len(envelopes)), envelopes, sizes)
+            seqs = range(previous + 1, previous + 1 + len(envelopes))
+            _add_whole(held, unfinished, _Stretch(seqs, envelopes, sizes))
             previous, end = previous + len(envelopes), end + sum(sizes)
             continue
         for line in block.lines:
@@ -174,7 +183,7 @@ def _scan(stream: str, file: File, size: int, ledger: Ledger) -> _Scan:
                     check_beginning(entry, ledger)
             except Damage as damage:
                 return _Scan(held, previous or 0, end, damage)
-            _add_whole(held, unfinished, [entry.seq], [entry.envelope], [len(line) + 1])
+            _add_whole(held, unfinished, _Stretch([entry.seq], [entry.envelope], [len(line) + 1]))
             previous, end = entry.seq, end + len(line) + 1
     return _Scan(held, previous or 0, end, None)
 
@@ -190,21 +199,16 @@ def check_beginning(first: Entry, ledger: Ledger | None) -> None:
         raise Damage(OUT_OF_ORDER, message)
 
 
-def _add_whole(
-    held: Held,
-    unfinished: list[tuple[int, Envelope, int]],
-    seqs: Sequence[int],
-    envelopes: Sequence[Envelope],
-    sizes: Sequence[int],
-) -> None:
+def _add_whole(held: Held, unfinished: list[_Stretch], stretch: _Stretch) -> None:
     """Take note of entries whose appends are whole by now; the rest is left `unfinished`."""
+    seqs, envelopes, sizes = stretch
     whole = next((number for number in range(len(envelopes), 0, -1) if not envelopes[number - 1].more), 0)
-    if whole and unfinished:
-        held.add([seq for seq, _, _ in unfinished], [e for _, e, _ in unfinished], sum(n for _, _, n in unfinished))
-        unfinished.clear()
     if whole:
-        held.add(seqs[:whole], envelopes[:whole], sum(sizes[:whole]))
-    unfinished.extend(zip(seqs[whole:], envelopes[whole:], sizes[whole:], strict=True))
+        for earlier in (*unfinished, _Stretch(seqs[:whole], envelopes[:whole], sizes[:whole])):
+            held.add(earlier.seqs, earlier.envelopes, sum(earlier.sizes))
+        unfinished.clear()
+    if whole < len(envelopes):
+        unfinished.append(_Stretch(seqs[whole:], envelopes[whole:], sizes[whole:]))
 
 
 def _cut(disk: Disk, files: StreamFiles, file: File, scan: _Scan, report: list[Finding]) -> None:
@@ -215,8 +219,15 @@ def _cut(disk: Disk, files: StreamFiles, file: File, scan: _Scan, report: list[F
     rest = remnant[scan.end - start :]
     kept = None if scan.damage is not None else salvage(files.stream, rest, scan.seq or None)
     if kept is None:
-        file.truncate(start)
         message = f"{size - start} bytes of an unfinished append were cut off and are kept in {files.torn.name}"
+        if b"\0" in remnant:
+            # A power cut leaves zeros in a write that it interrupts, and a disk that loses what it had flushed does so
+            # too. Nobody can tell them apart, so no seq that may have been acknowledged there is used again. Noted
+            # before the cut: behind it nothing tells of the zeros any more.
+            floor_seq = _highest_given(files, file, scan, size)
+            write_ledger(disk, files, msgspec.structs.replace(scan.held.ledger, floor_seq=floor_seq))
+            message += f"; zeros hide what stood there, so the next seq is {floor_seq + 1}"
+        file.truncate(start)
     else:
         file.truncate(scan.end)
         file.append(kept + b"\n")
@@ -239,12 +250,9 @@ def _rotate(disk: Disk, files: StreamFiles, file: File, scan: _Scan, report: lis
     """Keep a damaged WAL whole as `.bak`, and put a clean one with the entries before the damage in its place."""
     data = file.read_at(0, file.size())
     evidence = keep_copy(disk, files.wal, data)
-    lost = [e.seq for _, line in numbered_lines(file, scan.end, len(data)) if (e := whole_entry(files.stream, line))]
-    held = scan.held
-    ends_whole = data.endswith(b"\n") and whole_entry(files.stream, data[data.rfind(b"\n", 0, -1) + 1 : -1])
-    # Where the end itself is damaged, nobody knows which seqs stood there: none that was reserved is used again.
-    floor_seq = max([held.last_seq, scan.seq, *lost, 0 if ends_whole else held.ledger.reserved])
-    ledger = msgspec.structs.replace(held.ledger, last_seq=scan.seq, floor_seq=floor_seq)
+    lost = _seqs_behind(files, file, scan, len(data))
+    floor_seq = _highest_given(files, file, scan, len(data))
+    ledger = msgspec.structs.replace(scan.held.ledger, last_seq=scan.seq, floor_seq=floor_seq)
     damage = scan.damage or Damage(ENTRY_DAMAGED, "The last line is not whole, and no crash has left it so")
     message = (
         f"{damage} (byte {scan.end}). The WAL is kept as {evidence.name}; the entries up to {scan.seq} stand in a "
@@ -253,6 +261,20 @@ def _rotate(disk: Disk, files: StreamFiles, file: File, scan: _Scan, report: lis
     details = {"offset": scan.end, "evidence": str(evidence), "lost": len(lost), "last_seq": floor_seq}
     replace_wal(disk, files, ledger, _closed(files.stream, file, scan.end))
     _tell(report, _finding(files, damage.code, message, scan.seq + 1, **details))
+
+
+def _highest_given(files: StreamFiles, file: File, scan: _Scan, size: int) -> int:
+    """The highest seq that may have been given out, by everything that tells of some."""
+    end = last_entry(files.stream, file, size)
+    # Where the end itself is damaged, nobody knows which seqs stood there: none that was reserved is used again.
+    last = scan.held.ledger.reserved if end is None else end.seq
+    return max(scan.held.last_seq, scan.seq, last, *_seqs_behind(files, file, scan, size))
+
+
+def _seqs_behind(files: StreamFiles, file: File, scan: _Scan, size: int) -> list[int]:
+    """The seqs of the whole entries behind the last one that is intact in its place."""
+    lines = numbered_lines(file, scan.end, size)
+    return [entry.seq for _, line in lines if (entry := whole_entry(files.stream, line)) is not None]
 
 
 def _closed(stream: str, file: File, end: int) -> bytes:

@@ -12,6 +12,7 @@ from runstate.errors import LogBusy, RunstateError
 from runstate.logs.log import EventLog, Record
 from runstate.logs.registry import installed_schemes, open_log
 from runstate.models.daemon.events import default_daemon
+from runstate.runtimes.daemon.decisions import OnLost
 from runstate.runtimes.daemon.leases import Clock
 from runstate.runtimes.daemon.work import WorkQueues, nap_s_max
 
@@ -39,8 +40,10 @@ class Daemon(WorkQueues):
         failures_max: int = failures_max_default,
         lease_s: float = lease_s_default,
         clock: Clock = time.monotonic,
+        on_lost: OnLost | None = None,
     ) -> None:
-        """Take over a log. `checkpoint_every_s` None leaves checkpoints to the caller.
+        """Take over a log. `checkpoint_every_s` None leaves checkpoints to the caller. `on_lost` is called, once, when
+        the log takes nothing more because nobody knows what is stored: then close the daemon and open it again.
 
         Raises:
             LogBusy: another daemon has it.
@@ -53,7 +56,7 @@ class Daemon(WorkQueues):
         self._every_s = checkpoint_every_s
         self._closing, self._woken = Event(), Event()
         self._checkpointing = Lock()
-        super().__init__(log, name, lease_s=lease_s, clock=clock)
+        super().__init__(log, name, lease_s=lease_s, clock=clock, on_lost=on_lost)
         self._checkpointed = 0
         self._housekeeper = Thread(target=self._keep_house, name=f"daemon {name}", daemon=True)
         self._housekeeper.start()
@@ -91,13 +94,14 @@ class Daemon(WorkQueues):
             state, seq, last = self._decided(lambda: (self._state.copy(), self._seq, self._last))
             self._settle(last)  # A snapshot is never ahead of its log.
             if seq > self._checkpointed:
-                self._journal.checkpoint(state, seq)
+                with self._watching():
+                    self._journal.checkpoint(state, seq)
                 self._checkpointed = seq
             return seq
 
     def compact(self) -> int:
         """Drop the events that the snapshot on file makes needless, without a new one. Returns that snapshot's seq."""
-        with self._checkpointing:
+        with self._checkpointing, self._watching():
             return self._journal.compact()
 
     def events(self, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:

@@ -7,9 +7,11 @@ come after it with it. The state is then read from the log again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from threading import Lock
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -25,8 +27,17 @@ from runstate.runtimes.daemon.journal import Journal, Ticket, nothing
 from runstate.runtimes.daemon.leases import Clock, Leases
 from runstate.runtimes.daemon.lines import Lines
 
+logger = logging.getLogger("runstate.runtimes.daemon")
 T = TypeVar("T")
 Bell = Callable[[], None]
+OnLost = Callable[[RunstateError], None]
+"""Told once, by whichever thread learns it, that the log takes nothing more: the daemon must be opened again."""
+
+
+class _Refused(NamedTuple):
+    error: InvalidTransition
+    reasons: Ticket
+    """What has to be durable before anybody is told."""
 
 
 class Decisions:
@@ -37,8 +48,8 @@ class Decisions:
     _lines: Lines
     _last: Ticket
 
-    def __init__(self, log: EventLog, name: str, *, lease_s: float, clock: Clock) -> None:
-        self.name = name
+    def __init__(self, log: EventLog, name: str, *, lease_s: float, clock: Clock, on_lost: OnLost | None) -> None:
+        self.name, self._on_lost = name, on_lost
         self._journal = Journal(log, name)
         self._lock = Lock()
         self._leases = Leases(lease_s, clock)
@@ -103,20 +114,49 @@ class Decisions:
         A refusal is an answer too: it is given once its reasons are durable.
         """
         while True:
-            with self._lock:
-                if self._is_closed:
-                    raise LogClosed("The daemon was closed; open it again")
-                if self._is_stale:
-                    self._reload()
-                try:
-                    return decide()
-                except SequenceConflict:
-                    self._reload()
-                    return decide()
-                except InvalidTransition as error:
-                    refused, reasons = error, self._last
-            if self._is_durable(reasons):
-                raise refused
+            try:
+                with self._lock:
+                    decided = self._decide(decide)
+            except LogClosed as error:
+                self._lose(error)
+                raise
+            if not isinstance(decided, _Refused):
+                return decided
+            if self._is_durable(decided.reasons):
+                raise decided.error
+
+    def _decide(self, decide: Callable[[], T]) -> T | _Refused:
+        if self._is_closed:
+            raise LogClosed("The daemon was closed; open it again")
+        if self._is_stale:
+            self._reload()
+        try:
+            return decide()
+        except SequenceConflict:
+            self._reload()
+            return decide()
+        except InvalidTransition as error:
+            return _Refused(error, self._last)
+
+    def _lose(self, error: RunstateError) -> None:
+        """The log takes nothing more, and nobody has closed it."""
+        told, self._on_lost = self._on_lost, None
+        if told is not None and not self._is_closed:
+            told(error)
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """After some failures the log takes nothing more. That is told at once, and not when somebody asks again."""
+        try:
+            yield
+        except (RunstateError, OSError):
+            try:
+                self._journal.check_open()
+            except LogClosed as error:
+                self._lose(error)
+            except (RunstateError, OSError) as error:
+                logger.warning("%s: the log does not answer: %s", self.name, error)
+            raise
 
     def _is_durable(self, reasons: Ticket) -> bool:
         try:
@@ -158,7 +198,8 @@ class Decisions:
     def _settle(self, ticket: Ticket) -> None:
         """Return once a decision is durable."""
         try:
-            ticket.wait()
+            with self._watching():
+                ticket.wait()
         except RunstateError:
             with self._lock:
                 self._is_stale = True

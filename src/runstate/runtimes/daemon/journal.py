@@ -52,6 +52,14 @@ class Journal:
         if recover is not None:
             recover(stream)  # Takes the lock: whoever comes second learns it now, and not with its first event.
 
+    def check_open(self) -> None:
+        """
+        Raises:
+            LogClosed: the log takes nothing more.
+        """
+        if self._known is not None:
+            self._known(self._stream, "")
+
     def load(self) -> tuple[MaterializedState, int]:
         """The state that is durable, and its seq."""
         return load_state(self.log, self._stream)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import socket
 import stat
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from typing import Any, Self
 
 import msgspec
 
-from runstate.errors import LogFailed, RunstateError
+from runstate.errors import LogBusy, LogFailed, RunstateError
 from runstate.models.canonical import parse
 from runstate.models.daemon import DAEMON, scoped
 from runstate.runtimes.daemon import wire
@@ -30,6 +31,11 @@ from runstate.runtimes.daemon.work import Worker
 
 logger = logging.getLogger("runstate.runtimes.daemon")
 
+waiting_max = 4096
+"""So many clients may wait to be let in, if the kernel allows it; whoever comes then must wait, or is refused."""
+_look_every_s = 0.1
+"""How often a client that will ask nothing more is looked at, while its last answer is made."""
+
 
 class Server:
     """Serves a daemon from a thread of its own, from its making until it is closed. The daemon stays the caller's."""
@@ -38,11 +44,13 @@ class Server:
         """Listen at a path. A socket that a killed daemon has left there is replaced.
 
         Raises:
+            LogBusy: somebody listens there.
             LogFailed: something else is there, the path is too long for a socket, or the directory is not writable.
         """
         self.path = path
         self._daemon = AsyncDaemon(daemon)
         self._listener = _listen(path)
+        self._made = _identity(path)
         self._loop = asyncio.new_event_loop()
         self._stop, self._ready = asyncio.Event(), Event()
         self._thread = Thread(target=self._run, name=f"server {daemon.name}", daemon=True)
@@ -50,12 +58,14 @@ class Server:
         self._ready.wait()
 
     def close(self) -> None:
-        """Hang up on everybody: what the workers of connections hold is given back. The socket is removed."""
+        """Hang up on everybody: what the workers of connections hold is given back. The socket is removed, unless
+        another one has taken its place."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
         with suppress(FileNotFoundError):
-            self.path.unlink()
+            if _identity(self.path) == self._made:
+                self.path.unlink()
 
     def __enter__(self) -> Self:
         return self
@@ -79,7 +89,9 @@ class Server:
                 task.add_done_callback(connections.discard)
             await Connection(self._daemon, reader, writer, self._stop).serve()
 
-        server = await asyncio.start_unix_server(connected, sock=self._listener, limit=wire.request_bytes_max)
+        server = await asyncio.start_unix_server(
+            connected, sock=self._listener, limit=wire.request_bytes_max, backlog=waiting_max
+        )
         self._ready.set()
         await self._stop.wait()
         server.close()
@@ -111,7 +123,8 @@ class Connection:
                 listening = asyncio.ensure_future(self._reader.readline())
                 try:
                     await asyncio.wait({answering, listening}, return_when=asyncio.FIRST_COMPLETED)
-                    if listening.done() and not answering.done() and not listening.result():
+                    is_last = listening.done() and not listening.result()
+                    if is_last and not answering.done() and not await self._is_awaited(answering):
                         return
                     self._writer.write(await answering + b"\n")
                     await self._writer.drain()
@@ -131,6 +144,24 @@ class Connection:
             while not leaving.done():
                 with suppress(asyncio.CancelledError):
                     await asyncio.shield(leaving)
+
+    async def _is_awaited(self, answering: asyncio.Future[bytes]) -> bool:
+        """Whether a client that sends nothing more is still there when its answer is made.
+
+        It may have shut down its own side alone, as a shell's pipe does. The loop cannot tell when it goes then.
+        """
+        while not answering.done():
+            if self._has_hung_up():
+                return False
+            await asyncio.wait({answering}, timeout=_look_every_s)
+        return True
+
+    def _has_hung_up(self) -> bool:
+        if self._writer.is_closing():
+            return True
+        poll = select.poll()
+        poll.register(self._writer.get_extra_info("socket"), 0)  # Asked for nothing, the kernel tells of the end alone.
+        return bool(poll.poll(0))
 
     async def _leave(self) -> None:
         """Its workers are over. What they hold is given back if the server is ending; else it has failed."""
@@ -258,8 +289,8 @@ def _error(error: RunstateError) -> bytes:
 def _listen(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # The daemon holds its log's lock, so nobody else listens here: a socket that is there was left behind.
         if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
+            _check_left_behind(path)
             path.unlink()
         # Made unreachable for others from the first moment, and not a moment later.
         before = os.umask(0o177)
@@ -267,9 +298,33 @@ def _listen(path: Path) -> socket.socket:
             listener.bind(str(path))
         finally:
             os.umask(before)
-        listener.listen(128)
+        listener.listen(waiting_max)
         listener.setblocking(False)
     except OSError as error:
         listener.close()
         raise LogFailed(f"No socket can be made at {path}: {error}; name a short path that is free") from error
+    except LogBusy:
+        listener.close()
+        raise
     return listener
+
+
+def _check_left_behind(path: Path) -> None:
+    """
+    Raises:
+        LogBusy: somebody listens at this socket. The log's lock does not tell: another daemon may have been given it.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)  # Whoever listens and has no room for us is there too.
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return
+        except BlockingIOError:
+            pass
+    raise LogBusy(f"Another daemon listens at {path}: name another socket, or try again when it has ended")
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino

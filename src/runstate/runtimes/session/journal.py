@@ -6,7 +6,7 @@ never interleave: one of them decides again. Every event is checked by the model
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import RLock
@@ -129,7 +129,10 @@ class Journal:
 
     def _loaded(self, session_id: SessionId, last_seq: int) -> _Kept:
         # The line before the state: if the history changes in between, the line will not be found again.
-        line = next(self.store.log.lines(session_id, after_seq=max(last_seq - 1, 0), until_seq=last_seq), None)
+        log = self.store.log
+        line = next(log.lines(session_id, after_seq=max(last_seq - 1, 0), until_seq=last_seq), None)
+        if line is None:  # The last seqs that were given out may stand for events that are lost.
+            line = next(iter(deque(log.lines(session_id), maxlen=1)), None)
         state = self.store.current_state(session_id)
         if line is None:
             raise StreamNotFound(f"There is no session {session_id!r}", stream=session_id)
