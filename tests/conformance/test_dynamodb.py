@@ -12,10 +12,12 @@ from typing import Any, ClassVar
 
 import boto3
 import pytest
+from hypothesis import settings
 from tests.dynamodb_proxy import Proxy, proxy, times
 from tests.dynamodb_server import region, server_endpoint, url_at, url_on
 
 from runstate.conformance import DurableLogConformance, LogConformance, MultiProcessLogConformance, Opener
+from runstate.conformance.history import how_default
 from runstate.conformance.notes import as_held, followed, keys, note, notes, numbered, snapshot, stored
 from runstate.conformance.threads import race_all
 from runstate.errors import (
@@ -39,7 +41,9 @@ from runstate.models.canonical import digest
 
 class TestDynamoLog(LogConformance, DurableLogConformance, MultiProcessLogConformance):
     # Moto keeps nothing on disk, and answers slowly: a kill costs a second. More of them: RUNSTATE_KILL_ROUNDS.
-    kill_rounds: ClassVar[int] = int(os.environ.get("RUNSTATE_KILL_ROUNDS", "20"))
+    kill_rounds: ClassVar[int] = int(os.environ.get("RUNSTATE_KILL_ROUNDS", "12"))
+    share = 1.0 if "RUNSTATE_KILL_ROUNDS" in os.environ else 0.3
+    histories = settings(how_default, max_examples=8, stateful_step_count=25)
 
     @pytest.fixture
     def opener(self, tmp_path: Path) -> Opener:

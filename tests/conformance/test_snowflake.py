@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -45,7 +46,8 @@ Statement = Any
 
 class TestSnowflakeLog(LogConformance, DurableLogConformance, MultiProcessLogConformance):
     # Every append is six statements over HTTP, and every killed writer imports the driver first.
-    kill_rounds = 12
+    kill_rounds: ClassVar[int] = int(os.environ.get("RUNSTATE_KILL_ROUNDS", "6"))
+    share = 1.0 if "RUNSTATE_KILL_ROUNDS" in os.environ else 0.2
     histories = settings(how_default, max_examples=6, stateful_step_count=20)
 
     @pytest.fixture

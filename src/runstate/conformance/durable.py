@@ -146,7 +146,7 @@ class DurableLogConformance(LogKit):
         log.close()
         chance = random.Random(self.kill_seed)
         told: Acknowledged = {}
-        rounds = max(10, self.kill_rounds // 5)
+        rounds = max(self.some(10), self.kill_rounds // 5)
         with Worker(opener.url) as worker:
             for number in range(rounds):
                 task = Task(f"s{number}", 100_000, seed=number, adopts=True)
@@ -164,9 +164,9 @@ class DurableLogConformance(LogKit):
         task = Task("s", 60, threads=2)
         told: Acknowledged = {}
         with Worker(opener.url) as worker:
-            for number in range(12):
+            for number in range(kills := self.some(12)):
                 worker.start(task)
-                heard = worker.kill(after_acknowledged=number * 8, pause_s=chance.uniform(0, 0.01))
+                heard = worker.kill(after_acknowledged=number * 100 // kills, pause_s=chance.uniform(0, 0.01))
                 assert {key: seq for key, seq in heard.items() if told.get(key, seq) != seq} == {}
                 told |= heard
             worker.start(task)
@@ -183,7 +183,7 @@ class DurableLogConformance(LogKit):
         seen: list[Record] = []
         after: Position | None = None
         with Worker(opener.url) as worker:
-            for number in range(10):
+            for number in range(self.some(10)):
                 worker.start(Task(f"s{number % 3}", 100_000, name=f"w{number}", threads=4))
                 worker.kill(after_acknowledged=chance.randrange(30), pause_s=0)
                 log = opener()

@@ -85,7 +85,7 @@ class MultiProcessLogConformance(LogKit):
 
     @pytest.mark.slow
     def test_two_processes_of_eight_threads_lose_nothing(self, opener: Opener) -> None:
-        tasks = [Task("s", 50, name=name, threads=8) for name in ("one", "two")]
+        tasks = [Task("s", self.some(50), name=name, threads=8) for name in ("one", "two")]
         told = run(opener, tasks)
         log = opener()
         check_stored(log, tasks, told)
@@ -95,7 +95,7 @@ class MultiProcessLogConformance(LogKit):
 
     @pytest.mark.slow
     def test_two_processes_that_send_the_same_keys_store_each_once(self, opener: Opener) -> None:
-        task = Task("s", 50, threads=4)
+        task = Task("s", self.some(50), threads=4)
         told = run(opener, [task, task])
         log = opener()
         check_stored(log, [task], told)
@@ -105,7 +105,7 @@ class MultiProcessLogConformance(LogKit):
     @needs(Capability.FEED)
     def test_a_follower_of_two_processes_sees_every_event_exactly_once(self, log: EventLog, opener: Opener) -> None:
         with meanwhile(partial(follow, log)) as follower:
-            run(opener, [Task(name, 60, name=name, threads=4) for name in ("s", "t")])
+            run(opener, [Task(name, self.some(60), name=name, threads=4) for name in ("s", "t")])
         check_complete(log, follower.result())
 
     @pytest.mark.slow
@@ -117,15 +117,15 @@ class MultiProcessLogConformance(LogKit):
         with pytest.raises(SequenceConflict):
             log.delete_stream("s", expected_seq=0)
         with Worker(opener.url) as worker, meanwhile(partial(delete_again_and_again, log, "s")) as deleter:
-            worker.start(Task("s", 150, threads=2))
+            worker.start(Task("s", self.some(150), threads=2))
             told = worker.finish()
         kept = deleter.result() + keys(stored(log, "s"))
         assert sorted(kept) == sorted(["first", *told])
 
     @pytest.mark.slow
     def test_a_killed_process_holds_up_no_other(self, opener: Opener) -> None:
-        lasting = Task("s", 150, name="lasting", threads=2)
-        doomed = [Task("s", 100_000, name=f"doomed-{number}", threads=2) for number in range(10)]
+        lasting = Task("s", self.some(150), name="lasting", threads=2)
+        doomed = [Task("s", 100_000, name=f"doomed-{number}", threads=2) for number in range(self.some(10))]
         told: Acknowledged = {}
         with Worker(opener.url) as first, Worker(opener.url) as second:
             first.start(lasting)
