@@ -101,16 +101,19 @@ class Run:
         for name, (case_name, bound) in sources.items():
             if self.wants(case_name):
                 made = self.fleet(name, self.options.events)
-                self.measure(self._log_case(case_name, made, bound))
+                for case in self._log_cases(case_name, made, bound):
+                    self.measure(case)
                 if name != "sqlite":
                     self.let_go(made)
 
-    def _log_case(self, name: str, made: Fleet, bound: float | None) -> Case:
+    def _log_cases(self, name: str, made: Fleet, bound: float | None) -> Iterator[Case]:
+        """The view, whose rows cross into the JVM, and the job, whose tasks write them where they are folded."""
         bench, model = self.bench, made.format.model
         plain = one_process(bench, made), two_processes(bench, made)
         limits = (*plain, decodes(bench, made), counts(bench, made.url, made.events, model))
         aim = None if bound is None else Aim("ratio", bound)
-        return Case(name, snapshots(bench, made.url, made.events, model), limits, aim)
+        yield Case(name, snapshots(bench, made.url, made.events, model), limits, aim)
+        yield Case(f"{name}-job", full_replays(bench, made.url, made.events, model), plain, aim)
 
     def replay_table(self) -> None:
         bench, made = self.bench, self.fleet("sqlite", self.options.events)
@@ -118,7 +121,7 @@ class Run:
         url, limits = f"table:{table}", (one_process(bench, made), column_reads(bench, table, made.events))
         ours, scan = snapshots(bench, url, made.events, "engine"), counts(bench, url, made.events, "engine")
         self.measure(Case("replay-table", ours, (*limits, scan), Aim("ratio", 3)))
-        self.measure(Case("replay-table-job", full_replays(bench, table, made.events), limits, Aim("ratio", 3)))
+        self.measure(Case("replay-table-job", full_replays(bench, url, made.events, "engine"), limits, Aim("ratio", 3)))
 
     def linear(self) -> None:
         """Rates at the sizes beside the rate at the smallest: 1x is linear growth."""
@@ -146,7 +149,7 @@ class Run:
         made.path.with_name(made.path.name + ".done").unlink()
         whole = full_ingests(self.bench, made, 1)
         self.measure(Case("incremental-ingest", grown_ingests(self.bench, growth, made, table), (whole,)))
-        whole = full_replays(self.bench, table, 1)
+        whole = full_replays(self.bench, f"table:{table}", 1, "engine")
         ours = grown_replays(self.bench, growth, made, table)
         self.measure(Case("incremental-replay", ours, (whole,), Aim("ratio", 20)))
         made.remove()
@@ -179,9 +182,11 @@ def warm_up(bench: Bench) -> None:
         made = made_fleet(bench.root, name, events_warm)
         model = made.format.model
         cases = [snapshots(bench, made.url, made.events, model), counts(bench, made.url, made.events, model)]
+        cases += [full_replays(bench, made.url, 1, model)]
         if name == "sqlite":
             table = table_of(bench, made)
-            cases += [snapshots(bench, f"table:{table}", made.events, model), full_replays(bench, table, 1)]
+            url = f"table:{table}"
+            cases += [snapshots(bench, url, made.events, model), full_replays(bench, url, 1, model)]
         with ExitStack() as stack:
             for side in cases:
                 next(open_side(stack, side, bench.root))()

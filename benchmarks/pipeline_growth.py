@@ -52,9 +52,9 @@ def full_ingests(bench: Bench, fleet: Fleet, events: int) -> Side:
     return _into_new(bench, "whole log", lambda to: ingest(bench.spark, fleet.url, to), events)
 
 
-def full_replays(bench: Bench, table: Path, events: int) -> Side:
+def full_replays(bench: Bench, url: str, events: int, model: str) -> Side:
     """The job `replay` into a new table of snapshots: folded, written, synced and committed."""
-    return _into_new(bench, "replay job, whole", lambda to: replay(bench.spark, f"table:{table}", to), events)
+    return _into_new(bench, "replay job, whole", lambda to: replay(bench.spark, url, to, model=model), events)
 
 
 def _into_new(bench: Bench, name: str, job: Any, events: int) -> Side:

@@ -11,10 +11,14 @@ import pyarrow as pa
 from runstate.logs.log import Record
 
 rows_max = 8192
-bytes_max = 8 << 20
-"""A batch is closed at so many rows, or once the longest texts of its rows have so many bytes."""
+bytes_max = 1 << 20
+"""A batch is closed at so many rows, or once the longest texts of its rows have so many bytes.
+
+Few enough that they are still in the processor's caches when they are packed, and that each batch gets the memory which
+the last one has given back."""
 
 _text = pa.string()
+_sized = (str, bytes)
 
 event_schema = pa.schema(
     [
@@ -34,12 +38,12 @@ finding_field = pa.field("finding", _text)
 
 
 def pack(schema: pa.Schema, rows: Iterable[Sequence[Any]]) -> Iterator[pa.RecordBatch]:
-    """Rows, each with a value for every column, as record batches."""
+    """Rows, each with a value for every column, as record batches. A text may be given as bytes that are UTF-8."""
     waiting: list[Sequence[Any]] = []
     size = 0
     for row in rows:
         waiting.append(row)
-        size += max((len(value) for value in row if isinstance(value, str | bytes)), default=0)
+        size += max([len(value) for value in row if isinstance(value, _sized)], default=0)
         if len(waiting) >= rows_max or size >= bytes_max:
             yield _packed(schema, waiting)
             waiting, size = [], 0
@@ -50,22 +54,15 @@ def pack(schema: pa.Schema, rows: Iterable[Sequence[Any]]) -> Iterator[pa.Record
 def _packed(schema: pa.Schema, rows: list[Sequence[Any]]) -> pa.RecordBatch:
     columns = zip(*rows, strict=True)
     return pa.RecordBatch.from_arrays(
-        [column_of(field, values) for field, values in zip(schema, columns, strict=True)], schema=schema
+        [pa.array(values, field.type) for field, values in zip(schema, columns, strict=True)], schema=schema
     )
-
-
-def column_of(field: pa.Field, values: Sequence[Any]) -> pa.Array:
-    """Values as a column of the field's own type. What is called `body` may be bytes that are UTF-8."""
-    if field.name == "body" and any(isinstance(value, bytes) for value in values):
-        return pa.array(values, pa.binary()).cast(field.type)
-    return pa.array(values, field.type)
 
 
 def pack_records(records: list[Record], schema: pa.Schema) -> pa.RecordBatch:
     """Records as the columns that a schema asks for, column by column, which is faster than row by row."""
     columns = dict(zip(Record.__struct_fields__, zip(*map(msgspec.structs.astuple, records), strict=True), strict=True))
     arrays = [
-        column_of(field, columns[field.name]) if field.name in columns else pa.nulls(len(records), field.type)
+        pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(len(records), field.type)
         for field in schema
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
