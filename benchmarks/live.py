@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -18,9 +20,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import linear_regression
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -28,10 +32,14 @@ import msgspec
 
 from benchmarks.pipeline_memory import _children, _resident
 from benchmarks.workload import Run, batches, drafts
+from runstate.errors import LogFailed, LogNotFound
+from runstate.logbook import Entry, Logbook
 from runstate.logs.registry import open_log
 
 run_events = 50
 look_s = 0.004
+held_name = "held"
+"""The file in which a projector says how many streams it holds in memory."""
 aims_s = {"in_process": 0.05, "spark": 1.0}
 """The aim for p95."""
 _seen = """
@@ -153,18 +161,19 @@ def measure_lag(side: str, rate: float, runs: int, seconds: float, warm_up_s: fl
         }
 
 
-def measure_catch_up(side: str, backlog: int) -> dict[str, Any]:
+def measure_catch_up(side: str, filled: Path, backlog: int) -> dict[str, Any]:
+    """How fast a projector works a backlog off, in a copy of a log that has it."""
     with TemporaryDirectory() as name:
-        path = Path(name) / "log.db"
-        url = f"sqlite:{path}"
-        _fill(url, backlog)
+        path = Path(shutil.copy(filled, Path(name) / "log.db"))
+        url, state = f"sqlite:{path}", Path(name) / "state"
         if side == "replay":
             return _replayed(url, Path(name), backlog)
         started = time.perf_counter()
-        with projecting(side, url, Path(name) / "state") as process, Watcher(path) as watcher:
-            wait_for(lambda: watcher.events > 0, process, 300)
-            first_s, first = time.perf_counter() - started, watcher.events
-            wait_for(lambda: watcher.events >= backlog, process, 3600)
+        with projecting(side, url, state) as process:
+            # Not from the snapshots: to look through all of them again and again would take the projector's time.
+            wait_for(lambda: _noted(state, url).events > 0, process, 300)
+            first_s, first = time.perf_counter() - started, _noted(state, url).events
+            wait_for(lambda: _noted(state, url).events >= backlog, process, 3600)
             whole_s = time.perf_counter() - started
         rate = (backlog - first) / (whole_s - first_s) if backlog > first else None
         return {
@@ -177,15 +186,22 @@ def measure_catch_up(side: str, backlog: int) -> dict[str, Any]:
         }
 
 
-def _fill(url: str, backlog: int) -> None:
+def _noted(state: Path, url: str) -> Entry:
+    """How the projector says that it is."""
+    nothing = Entry(url, "engine", 0)
+    try:
+        with closing(Logbook(state, create=False)) as book:
+            return book.entry(url) or nothing
+    except (LogNotFound, LogFailed):
+        return nothing  # It is just being made.
+
+
+def fill(path: Path, backlog: int) -> None:
     """Runs that lie side by side in the feed, as those of a fleet do."""
-    with open_log(url) as log:
+    with open_log(f"sqlite:{path}") as log, ThreadPoolExecutor(50) as pool:
         side_by_side = zip(*(batches(10, run_events, first, 100) for first in range(100)), strict=True)
-        for number, group in enumerate(side_by_side):
-            if number * 1000 >= backlog:
-                return
-            for events in group:
-                log.append(events[0].run_id, drafts(events))
+        for group in itertools.islice(side_by_side, math.ceil(backlog / 1000)):
+            list(pool.map(lambda events: log.append(events[0].run_id, drafts(events)), group))
 
 
 def _replayed(url: str, directory: Path, backlog: int) -> dict[str, Any]:
@@ -211,16 +227,29 @@ def measure_steady(side: str, rate: float, runs: int, seconds: float, warm_up_s:
             log.append("warm-up", drafts([next(Run(10**6).transitions(2))]))
         samples = []
         with projecting(side, url, state) as process:
-            with Watcher(path) as watcher:
-                wait_for(lambda: watcher.events > 0, process, 120)
+            wait_for(lambda: _noted(state, url).events > 0, process, 120)
             writing = [sys.executable, "-m", "benchmarks.live", "write", url, str(rate), str(runs)]
             writer = subprocess.Popen([*writing, str(warm_up_s + seconds)])
             start = time.perf_counter()
             for number in range(11):
                 time.sleep(max(0.0, start + warm_up_s + number * seconds / 10 - time.perf_counter()))
-                samples.append({"atSeconds": round(time.perf_counter() - start), **_sizes(process.pid, state)})
+                noted = _noted(state, url)
+                sample = {"atSeconds": round(time.perf_counter() - start), "events": noted.events}
+                samples.append({**sample, "lagSeconds": round(noted.lag_s, 3), **_sizes(process.pid, state)})
             writer.wait(60)
-        return {"measure": "steady", "side": side, "eventsPerSecond": rate, "runs": runs, "samples": samples}
+            wait_for(lambda: _noted(state, url).events > rate * (warm_up_s + seconds) - 1, process, 60)
+        found = {"measure": "steady", "side": side, "eventsPerSecond": rate, "runs": runs, "seconds": seconds}
+        return {**found, "perMinute": _slopes(samples), "samples": samples}
+
+
+def _slopes(samples: list[dict[str, Any]]) -> dict[str, int]:
+    """What each size grows by in a minute: the slope of the line through the later half, where all is warm."""
+    later = samples[len(samples) // 2 :]
+    minutes = [sample["atSeconds"] / 60 for sample in later]
+    if len(set(minutes)) < 2:
+        return {}
+    sizes = [name for name in later[0] if name.endswith(("Bytes", "Files", "Streams"))]
+    return {name: round(linear_regression(minutes, [sample[name] for sample in later]).slope) for name in sizes}
 
 
 def _sizes(pid: int, state: Path) -> dict[str, int]:
@@ -233,7 +262,10 @@ def _sizes(pid: int, state: Path) -> dict[str, int]:
     files = [file for file in state.rglob("*") if file.is_file()]
     checkpoints = [file for file in files if "checkpoint" in str(file.relative_to(state))]
     found["stateFiles"], found["stateBytes"] = len(files), _bytes(files)
-    found["checkpointBytes"] = _bytes(checkpoints)
+    found["checkpointFiles"], found["checkpointBytes"] = len(checkpoints), _bytes(checkpoints)
+    held = state / held_name
+    # Spark's tasks hold no stream from one batch to the next: there is no state store.
+    found["heldStreams"] = int(held.read_text()) if held.exists() else 0
     return found
 
 
@@ -250,18 +282,31 @@ def _bytes(files: list[Path]) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.live")
     parser.add_argument("measure", nargs="?", default="lag", choices=["lag", "catch-up", "steady"])
-    parser.add_argument("--sides", default="in_process,spark")
+    parser.add_argument("--sides", help="default: in_process,spark, and with catch-up also replay, as the measure")
     parser.add_argument("--rate", type=float, default=200)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--seconds", type=float, help="default: 60, or 600 with steady")
     parser.add_argument("--warm-up", type=float, default=20)
     parser.add_argument("--backlog", type=int, default=1_000_000)
     given = parser.parse_args()
-    for side in given.sides.split(","):
+    sides = given.sides or ("replay,in_process,spark" if given.measure == "catch-up" else "in_process,spark")
+    with TemporaryDirectory() as name:
+        filled = Path(name) / "filled.db"
+        if given.measure == "catch-up":
+            fill(filled, given.backlog)
+        _measure(given, sides.split(","), filled)
+
+
+def _measure(given: argparse.Namespace, sides: list[str], filled: Path) -> None:
+    replayed = None
+    for side in sides:
         if given.measure == "lag":
             found = measure_lag(side, given.rate, given.runs, given.seconds or 60, given.warm_up)
         elif given.measure == "catch-up":
-            found = measure_catch_up(side, given.backlog)
+            found = measure_catch_up(side, filled, given.backlog)
+            replayed = found["eventsPerSecond"] if side == "replay" else replayed
+            if replayed and found["eventsPerSecond"]:
+                found["ofReplay"] = round(found["eventsPerSecond"] / replayed, 2)
         else:
             found = measure_steady(side, given.rate, given.runs, given.seconds or 600, given.warm_up)
         found["measuredAt"] = datetime.now(UTC).isoformat(timespec="seconds")

@@ -16,12 +16,14 @@ from typing import Any
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
+from benchmarks.live import held_name
 from runstate.logs.log import now
 from runstate.logs.registry import open_log
 from runstate.models.engine import ENGINE
 from runstate.pipeline.session import spark_session
 from runstate.pipeline.source import register
 from runstate.pipeline.stream import live_projection, settle
+from runstate.projector import Projector
 from runstate.sinks import Projected, StoreSink
 
 heap = {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}
@@ -37,7 +39,16 @@ def in_process(url: str, state: Path, stop: threading.Event) -> None:
     from runstate.store import open as open_store
 
     with open_store(url, "engine", create=False, snapshot_every=0) as store, closing(Logbook(state)) as book:
-        Follower(url, store, book).run(stop)
+        follower = Follower(url, store, book)
+        telling = threading.Thread(target=_tell_held, args=(follower.projector, state / held_name, stop))
+        telling.start()
+        follower.run(stop)
+        telling.join()
+
+
+def _tell_held(projector: Projector, path: Path, stop: threading.Event) -> None:
+    while not stop.wait(1):
+        path.write_text(str(projector.held))
 
 
 def on_spark(url: str, state: Path, stop: threading.Event) -> None:

@@ -214,6 +214,11 @@ class Projector:
             self._restore(found)
         return found
 
+    @property
+    def held(self) -> int:
+        """How many streams are held in memory: some of those that are not over."""
+        return len(self._projections)
+
     def stale(self) -> list[str]:
         """The streams that wait for a resync."""
         return [projection.stream for projection in self._projections.values() if projection.status == "STALE"]

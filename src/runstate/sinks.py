@@ -12,8 +12,8 @@ from typing import Protocol
 
 import msgspec
 
-from runstate.errors import StreamNotFound
 from runstate.logs.log import EventLog, StoredSnapshot
+from runstate.logs.saving import save_snapshots
 from runstate.models.canonical import digest
 
 
@@ -101,7 +101,7 @@ class StoreSink:
         )
 
     def keep(self, rows: Sequence[Projected]) -> None:
-        keep_snapshots(self._log, (snapshot for row in rows for snapshot in self._snapshots(row)))
+        save_snapshots(self._log, [snapshot for row in rows for snapshot in self._snapshots(row)])
 
     def drop(self, stream: str) -> None:
         """The log has dropped its snapshots with the stream."""
@@ -146,13 +146,6 @@ class TellingSink:
 
     def switch(self) -> None:
         """There is nothing to switch: it tells rows as they come."""
-
-
-def keep_snapshots(log: EventLog, snapshots: Iterable[tuple[str, StoredSnapshot]]) -> None:
-    """Save snapshots of many streams. A stream that was deleted meanwhile has nothing left to keep one of."""
-    for stream, snapshot in snapshots:
-        with suppress(StreamNotFound):
-            log.save_snapshot(stream, snapshot)
 
 
 _rows = msgspec.json.Decoder(Projected)

@@ -154,6 +154,21 @@ class TakesSnapshotsBackwards(MemoryLog):
         super().save_snapshot(stream, snapshot)
 
 
+class SavesManyBackwards(MemoryLog):
+    def save_snapshots(self, snapshots: Sequence[tuple[str, StoredSnapshot]]) -> None:
+        for stream, snapshot in snapshots:
+            if stream in self._streams:
+                self._snapshots.get(stream, {}).pop(snapshot.model, None)
+                self.save_snapshot(stream, snapshot)
+
+
+class SavesNoneBecauseOneIsGone(MemoryLog):
+    def save_snapshots(self, snapshots: Sequence[tuple[str, StoredSnapshot]]) -> None:
+        if all(stream in self._streams for stream, _ in snapshots):
+            for stream, snapshot in snapshots:
+                self.save_snapshot(stream, snapshot)
+
+
 class KeepsSnapshotsOfOldVersions(MemoryLog):
     def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
         old = self.load_snapshot(stream, snapshot.model)
@@ -281,6 +296,8 @@ planted: list[Case] = [
     (UsesPositionsAgain, kit.test_a_follower_misses_nothing_after_the_newest_stream_was_deleted, {}),
     (TakesAnyPosition, kit.test_a_position_that_was_never_handed_out_is_refused, {"position": "nonsense"}),
     (TakesSnapshotsBackwards, kit.test_a_snapshot_never_goes_backwards, {}),
+    (SavesManyBackwards, kit.test_many_snapshots_at_once_are_kept_as_one_by_one, {}),
+    (SavesNoneBecauseOneIsGone, kit.test_many_snapshots_at_once_are_kept_as_one_by_one, {}),
     (
         KeepsSnapshotsOfOldVersions,
         kit.test_a_snapshot_of_another_version_replaces_the_kept_one_at_any_seq,

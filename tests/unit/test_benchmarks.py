@@ -114,3 +114,16 @@ def test_all_sides_store_the_same_lines(contender: str, column: str, monkeypatch
             stored = [len(line) for (line,) in session.execute(f"SELECT {column}".encode())]
     bodies = [body for batch in ready for *_, body in batch.rows if isinstance(body, bytes)]
     assert sorted(stored) == sorted(map(len, bodies))
+
+
+@pytest.mark.slow
+def test_a_live_projector_is_measured_while_it_catches_up_and_under_load(tmp_path: Path) -> None:
+    asked = ("--sides", "in_process", "--backlog", "2000", "--seconds", "2", "--warm-up", "0.5")
+    caught_up, steady = (run(tmp_path, "benchmarks.live", measure, *asked) for measure in ("catch-up", "steady"))
+    assert (caught_up.returncode, steady.returncode) == (0, 0), caught_up.stderr + steady.stderr
+    assert json.loads(caught_up.stdout)["events"] == 2000
+    found = json.loads(steady.stdout)
+    assert len(found["samples"]) == 11
+    assert found["samples"][-1]["driverBytes"] > 0
+    assert {"driverBytes", "checkpointFiles", "heldStreams"} <= found["perMinute"].keys()
+    assert list(tmp_path.iterdir()) == []

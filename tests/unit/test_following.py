@@ -19,6 +19,7 @@ from runstate.errors import LogBusy, LogClosed, LogFailed, ModelFailed, Unsuppor
 from runstate.following import Follower
 from runstate.logbook import Entry, Logbook
 from runstate.logs.log import FeedPage, Position
+from runstate.logs.saving import SavingLog
 from runstate.metrics import serve_metrics
 from runstate.models.engine import ENGINE, EngineModel, RunEventWrite
 
@@ -197,17 +198,19 @@ def test_a_sink_that_refuses_loses_nothing(
     store: EngineStore, url: str, book: Logbook, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("runstate.following.heartbeat_s", 0.01)
-    save, refusals = store.log.save_snapshot, iter(range(3))
+    assert isinstance(store.log, SavingLog)
+    save, refusals = store.log.save_snapshots, iter(range(3))
 
-    def sometimes(stream: str, snapshot: Any) -> None:
+    def sometimes(snapshots: Any) -> None:
         if next(refusals, None) is not None:
             raise LogBusy()
-        save(stream, snapshot)
+        save(snapshots)
 
-    monkeypatch.setattr(store.log, "save_snapshot", sometimes)
+    monkeypatch.setattr(store.log, "save_snapshots", sometimes)
     store.append_events(notes(write, 1, 2) + notes(write, 1, run="r-2"))
     with Running(Follower(url, store, book)):
         until(lambda: is_projected(store, "r-1", "r-2"))
+    assert list(refusals) == []
 
 
 def test_it_ends_when_no_retry_can_help(

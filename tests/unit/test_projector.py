@@ -638,6 +638,17 @@ def test_a_resync_that_failed_half_way_is_done_again(write: Write, monkeypatch: 
 # --- more streams than fit into memory -------------------------------------------------------------------
 
 
+def test_runs_that_are_over_leave_the_memory(open_store: Open, write: Write) -> None:
+    store = open_store(snapshot_every=0)
+    projector = Projector(store)
+    store.append_events([write("RunStarted", run=run) for run in ("r-1", "r-2", "r-3")])
+    projector.poll()
+    assert projector.held == 3
+    store.append_events([write("RunCompleted", run=run) for run in ("r-1", "r-3")])
+    projector.poll()
+    assert projector.held == 1
+
+
 def test_streams_that_were_let_go_are_taken_up_again(
     open_store: Open, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
 
 import runstate
 from runstate.contracts import EngineStore
+from runstate.errors import LogFailed
 from runstate.logs.log import StoredSnapshot
+from runstate.logs.saving import together_max
 from runstate.models.canonical import digest
 from runstate.models.engine import RunEventWrite
 from runstate.sinks import Projected, StoreSink, TellingSink
@@ -74,6 +77,29 @@ def test_a_row_of_a_stream_that_is_gone_is_passed_over(store: EngineStore) -> No
     store.delete_stream("r-1")
     sink.keep([row(3)])
     assert sink.load("r-1") is None
+
+
+def test_rows_of_a_log_with_transactions_are_kept_all_or_none(tmp_path: Path, write: Write) -> None:
+    with runstate.open(f"sqlite:{tmp_path}/fleet.db", snapshot_every=0) as opened:
+        opened.append_events([write("Note", run=run) for run in ("r-1", "r-2")])
+        sink = StoreSink(opened.log, "engine")
+        # No number that SQLite can hold.
+        impossible = msgspec.structs.replace(row(2**70), stream="r-2")
+        with pytest.raises(LogFailed):
+            sink.keep([row(1), impossible])
+        assert sink.load("r-1") is None
+        sink.keep([row(1)])
+        assert sink.load("r-1") == row(1)
+
+
+def test_more_rows_than_share_a_transaction_are_all_kept(tmp_path: Path, write: Write) -> None:
+    runs = [f"r-{number}" for number in range(together_max)]
+    with runstate.open(f"sqlite:{tmp_path}/fleet.db", snapshot_every=0) as opened:
+        opened.append_events([write("Note", run=run) for run in runs])
+        sink = StoreSink(opened.log, "engine")
+        kept = [msgspec.structs.replace(row(1), stream=run) for run in runs]
+        sink.keep(kept)
+        assert [sink.load(run) for run in runs] == kept
 
 
 def test_a_state_that_somebody_else_has_kept_counts_no_events(store: EngineStore) -> None:

@@ -8,6 +8,7 @@ from typing import cast
 
 from runstate.errors import InvalidUrl, Unsupported
 from runstate.logs.log import EventLog
+from runstate.models.registry import entry_point
 
 _group = "runstate.logs"
 
@@ -20,7 +21,7 @@ def installed_schemes() -> list[str]:
 def entry_point_of(url: str) -> EntryPoint | None:
     """What opens the log that a URL names, not loaded yet. Its first extra brings the driver that it needs."""
     scheme, colon, _ = url.partition(":")
-    return next(iter(entry_points(group=_group, name=scheme)), None) if colon else None
+    return entry_point(_group, scheme) if colon else None
 
 
 def open_log(url: str, *, create: bool = True) -> EventLog:

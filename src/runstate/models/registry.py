@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from runstate.errors import UnknownModel
@@ -12,11 +12,24 @@ from runstate.models.model import AnyModel, Model
 from runstate.models.places import load_place, why
 
 _group = "runstate.models"
+_found: dict[tuple[str, str], EntryPoint] = {}
 
 
 def installed_models() -> list[str]:
     """The names of all models that are installed."""
     return sorted({point.name for point in entry_points(group=_group)})
+
+
+def entry_point(group: str, name: str) -> EntryPoint | None:
+    """What is installed under a name, not loaded yet.
+
+    What was found once is not looked for again: to go through all that is installed takes longer than to open a log.
+    What was not found may come yet, with a package that is sent to a worker.
+    """
+    if (group, name) not in _found:
+        for point in entry_points(group=group, name=name):
+            _found.setdefault((group, name), point)
+    return _found.get((group, name))
 
 
 def find_model(name: str) -> AnyModel:
@@ -25,7 +38,7 @@ def find_model(name: str) -> AnyModel:
     Raises:
         UnknownModel: nothing is there, or what is there is no model.
     """
-    for point in entry_points(group=_group, name=name):
+    if (point := entry_point(_group, name)) is not None:
         return _as_model(point.load(), name)
     if ":" not in name:
         known = ", ".join(installed_models())

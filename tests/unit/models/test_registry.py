@@ -162,3 +162,17 @@ def test_a_file_that_failed_once_can_be_mended(tmp_path: Path) -> None:
         find_model(f"{path}:Counter")
     path.write_text(model_source.replace("{field}", "size") + "\n# mended\n")
     assert find_model(f"{path}:Counter").parse(line("size")).event.detail.size == 1
+
+
+def test_a_model_that_is_installed_later_is_found(
+    counter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UnknownModel):
+        find_model("came-later")
+    package = tmp_path / "came_later-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: came-later\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(f"[runstate.models]\ncame-later = {counter.stem}:made\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find_model("came-later") is find_model("came-later")
+    assert find_model("came-later").name == "counter"

@@ -14,6 +14,7 @@ from runstate.conformance.notes import keys, note, notes, numbered, snapshot, st
 from runstate.conformance.threads import meanwhile
 from runstate.errors import BlobNotFound, SequenceConflict, StreamNotFound
 from runstate.logs.log import BlobRef, Capability, EventLog
+from runstate.logs.saving import save_snapshots
 
 
 class SnapshotClaims(LogKit):
@@ -76,6 +77,25 @@ class SnapshotClaims(LogKit):
             log.save_snapshot("nowhere", snapshot(1))
         assert log.stream("nowhere") is None
         assert log.load_snapshot("nowhere", "notes") is None
+
+    @needs(Capability.SNAPSHOTS)
+    def test_many_snapshots_at_once_are_kept_as_one_by_one(self, log: EventLog) -> None:
+        for name in ("t", "s"):
+            log.append(name, numbered(3))
+        log.save_snapshot("s", newer := snapshot(3, model="one"))
+        new = [
+            ("t", snapshot(1, model="one")),
+            ("s", snapshot(2, model="one")),
+            ("nowhere", snapshot(1, model="one")),
+            ("s", snapshot(2, model="two", text="ü€🜁\u2028")),
+            ("t", snapshot(2, model="one")),
+        ]
+        save_snapshots(log, new)
+        save_snapshots(log, [])
+        assert [log.load_snapshot("s", "one"), log.load_snapshot("s", "two")] == [newer, new[3][1]]
+        assert log.load_snapshot("t", "one") == new[4][1]
+        assert log.stream("nowhere") is None
+        assert list(log.verify()) == []
 
     @needs(Capability.SNAPSHOTS)
     def test_a_log_with_snapshots_has_no_findings(self, log: EventLog) -> None:

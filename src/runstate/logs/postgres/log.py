@@ -234,19 +234,33 @@ class PostgresLog(Handle):
     def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
         check_stream(stream)
         self._check_open()
-        values = (snapshot.model, Int8(snapshot.version), Int8(snapshot.seq), snapshot.digest, snapshot.body, stream)
+        (saved,) = self._save([(stream, snapshot)])
+        if not saved and self.stream(stream) is None:
+            raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
 
-        def save(connection: Connection) -> bool:
+    def save_snapshots(self, snapshots: Sequence[tuple[str, StoredSnapshot]]) -> None:
+        for stream, _ in snapshots:
+            check_stream(stream)
+        self._check_open()
+        # In one order for all: two that save the same streams would wait for each other otherwise.
+        self._save(sorted(snapshots, key=lambda each: (each[0], each[1].model)))
+
+    def _save(self, snapshots: Sequence[tuple[str, StoredSnapshot]]) -> list[int]:
+        """How many rows each has changed."""
+        values = [
+            (new.model, Int8(new.version), Int8(new.seq), new.digest, new.body, stream) for stream, new in snapshots
+        ]
+
+        def save(connection: Connection) -> list[int]:
             with connection.pipeline():
                 connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
                 # Not synced: a snapshot that a power cut takes away is rebuilt from the log.
                 connection.execute("SET LOCAL synchronous_commit = off")
-                saved = connection.execute(_save_snapshot, values)
+                saved = [connection.execute(_save_snapshot, each) for each in values]
                 connection.execute("COMMIT")
-            return saved.rowcount > 0
+            return [each.rowcount for each in saved]
 
-        if not self._connections.run(save) and self.stream(stream) is None:
-            raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+        return self._connections.run(save)
 
     def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
         check_stream(stream)

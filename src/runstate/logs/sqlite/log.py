@@ -84,6 +84,7 @@ WHERE excluded.version <> version OR excluded.seq >= seq
 """
 
 _seq_max = 2**63 - 1
+_glance_s = 0.005
 
 
 def open_url(url: str, *, create: bool = True) -> SqliteLog:
@@ -191,6 +192,23 @@ class SqliteLog(Handle):
             rows = reader.execute(_feed, (position, _place(limit))).fetchall()
         return FeedPage([Record(*row[1:]) for row in rows], Position(str(rows[-1][0])) if rows else after)
 
+    def wait(self, after: Position | None, timeout_s: float) -> None:
+        """Return once there may be something after `after`, or after `timeout_s`.
+
+        Nobody tells of another process's commit, but a glance at the number that each of them changes costs next to
+        nothing, so that one can be taken often.
+        """
+        until = time.monotonic() + timeout_s
+        with self._reader() as reader:
+            before = reader.execute("PRAGMA data_version").fetchone()
+            if self.feed(after=after, limit=1).records:
+                return
+            while (left_s := until - time.monotonic()) > 0:
+                time.sleep(min(_glance_s, left_s))
+                self._check_open()
+                if reader.execute("PRAGMA data_version").fetchone() != before:
+                    return
+
     def streams(self, *, after: str = "", limit: int = 1000) -> list[StreamInfo]:
         check_limit(limit)
         with self._reader() as reader:
@@ -223,14 +241,22 @@ class SqliteLog(Handle):
     def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
         check_stream(stream)
         self._check_open()
-        values = (snapshot.model, snapshot.version, snapshot.seq, snapshot.digest, snapshot.body, stream)
 
         def save(connection: sqlite3.Connection) -> None:
-            if not connection.execute(_save_snapshot, values).rowcount and not _exists(connection, stream):
+            if not connection.execute(_save_snapshot, _values(stream, snapshot)).rowcount and not _exists(
+                connection, stream
+            ):
                 raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
 
         # Not synced: a snapshot that a power cut takes away is rebuilt from the log.
         self._writer.work(save, durable=False)
+
+    def save_snapshots(self, snapshots: Sequence[tuple[str, StoredSnapshot]]) -> None:
+        for stream, _ in snapshots:
+            check_stream(stream)
+        self._check_open()
+        values = [_values(stream, snapshot) for stream, snapshot in snapshots]
+        self._writer.work(lambda connection: _save_all(connection, values), durable=False)
 
     def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
         check_stream(stream)
@@ -350,6 +376,14 @@ def _create_private(path: Path) -> None:
 def _place(number: int) -> int:
     """A number that SQLite can hold; there is nothing beyond it."""
     return max(-_seq_max, min(number, _seq_max))
+
+
+def _values(stream: str, snapshot: StoredSnapshot) -> tuple[object, ...]:
+    return snapshot.model, snapshot.version, snapshot.seq, snapshot.digest, snapshot.body, stream
+
+
+def _save_all(connection: sqlite3.Connection, values: Sequence[tuple[object, ...]]) -> None:
+    connection.executemany(_save_snapshot, values)
 
 
 def _exists(connection: sqlite3.Connection, stream: str) -> bool:

@@ -51,7 +51,7 @@ class Buffer:
         # Between the last entry and the last seq that was given out there is nothing left that a caller could not know.
         if expected_seq is None or not self._tail <= expected_seq <= self._seq:
             check_expected(self._stream, self._seq, expected_seq)
-        entries = self._rendered(new)
+        entries, lines = self._rendered(new)
         results = []
         for draft in drafts:
             entry = entries.get(draft.key)
@@ -59,7 +59,7 @@ class Buffer:
                 results.append(self._first_result(held, entry, draft))
             else:
                 results.append(AppendResult(draft.event_id, entry.seq, entry.envelope.persisted_at))
-        self._take(entries)
+        self._take(entries, lines)
         return Ticket(self._settler, self.filling.outcome, results)
 
     def add_records(self, records: Sequence[Record]) -> Ticket:
@@ -69,12 +69,9 @@ class Buffer:
             LogFailed: one of them cannot be written.
         """
         entries: dict[str, Entry] = {}
+        lines: list[bytes] = []
         tail = self._tail
         for left, record in zip(range(len(records) - 1, -1, -1), records, strict=True):
-            try:
-                check_body(record.body)
-            except (ValueError, RecursionError) as error:
-                raise LogFailed(f"Event {record.seq} of {record.stream!r} cannot be written: {error}") from error
             envelope = Envelope(
                 record.event_id,
                 record.type,
@@ -84,10 +81,16 @@ class Buffer:
                 record.emitted_at,
                 None if record.seq == tail + 1 else tail,
                 left,
+                not (lines or self.filling.lines),
             )
+            try:
+                check_body(record.body)
+                lines.append(write_entry(record.seq, record.body, envelope))
+            except (ValueError, TypeError, RecursionError) as error:
+                raise LogFailed(f"Event {record.seq} of {record.stream!r} cannot be written: {error}") from error
             entries[record.key] = Entry(record.seq, envelope, record.body)
             tail = record.seq
-        self._take(entries)
+        self._take(entries, lines)
         return Ticket(self._settler, self.filling.outcome, [])
 
     def begin_flush(self) -> Batch:
@@ -99,7 +102,8 @@ class Buffer:
         batch, self.flushing = self.flushing, Batch()
         if failure is None and batch.lines and held is not None:
             entries = list(batch.entries.values())
-            held.add([e.seq for e in entries], [e.envelope for e in entries], sum(map(len, batch.lines)))
+            ends = entries[0].envelope, entries[-1].envelope
+            held.add(batch.entries, [entry.seq for entry in entries], ends, sum(map(len, batch.lines)))
             held.previous = entries[-1].body
         batch.outcome.tell(failure)
         if failure is not None:
@@ -114,12 +118,16 @@ class Buffer:
         entry = self.filling.entries.get(key) or self.flushing.entries.get(key) or held.old_keys.get(key)
         return held.keys.get(key) if entry is None else entry.seq
 
-    def _rendered(self, drafts: dict[str, Draft]) -> dict[str, Entry]:
-        if not self.filling.lines:
-            self.filling.persisted_at = now()
-        persisted_at, seq, previous, more = self.filling.persisted_at, self._seq, self._previous, len(drafts)
+    def _rendered(self, drafts: dict[str, Draft]) -> tuple[dict[str, Entry], list[bytes]]:
+        """The entries that drafts become, by key, and their lines."""
+        filling = self.filling
+        is_first = not filling.lines
+        if is_first:
+            filling.persisted_at = now()
+        persisted_at, seq, previous, more = filling.persisted_at, self._seq, self._previous, len(drafts)
         after = None if self._tail == seq else self._tail
         entries: dict[str, Entry] = {}
+        lines: list[bytes] = []
         try:
             for key, draft in drafts.items():
                 seq, more, event_id = seq + 1, more - 1, draft.event_id
@@ -127,28 +135,24 @@ class Buffer:
                 check_body(body)
                 own_key = None if key == event_id else key
                 envelope = Envelope(
-                    event_id, draft.type, persisted_at, own_key, draft.tenant, draft.emitted_at, after, more
+                    event_id, draft.type, persisted_at, own_key, draft.tenant, draft.emitted_at, after, more, is_first
                 )
+                lines.append(write_entry(seq, body, envelope))
                 entries[key] = Entry(seq, envelope, body)
-                previous, after = body, None
+                previous, after, is_first = body, None, False
         except Exception as error:  # What a draft does wrong must reach its caller as an error of ours.
             raise LogFailed(f"It cannot be written: {error!r}") from error
-        return entries
+        return entries, lines
 
-    def _take(self, entries: dict[str, Entry]) -> None:
-        batch, is_first, lines = self.filling, not self.filling.lines, []
-        try:
-            for entry in entries.values():
-                entry.envelope.flush, is_first = is_first, False
-                lines.append(write_entry(entry.seq, entry.body, entry.envelope))
-        except (ValueError, TypeError) as error:  # A lone surrogate, or no string at all.
-            raise LogFailed(f"It cannot be written: {error!r}") from error
+    def _take(self, entries: dict[str, Entry], lines: list[bytes]) -> None:
+        batch = self.filling
         if not batch.lines:
             batch.born = monotonic()
         batch.lines += lines
-        batch.entries.update(entries)
-        self._seq = self._tail = entry.seq
-        self._previous = entry.body
+        batch.entries |= entries
+        _, last = entries.popitem()
+        self._seq = self._tail = last.seq
+        self._previous = last.body
 
     def _outcome_of(self, retries: Sequence[Draft]) -> Outcome:
         """A retry of what is on its way stands or falls with it."""

@@ -8,7 +8,7 @@ it never flushed, and a retry is about to be told that they are stored.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -66,14 +66,15 @@ class Held:
         """The last seq that was given out to an entry which is gone, for the ledger."""
         return self.last_seq if self.last_seq > self.tail_seq else self.ledger.floor_seq
 
-    def add(self, seqs: Sequence[int], envelopes: Sequence[Envelope], size: int) -> None:
-        """Take note of entries that stand in the WAL now."""
-        self.keys.update(zip([e.event_id if e.key is None else e.key for e in envelopes], seqs, strict=True))
+    def add(self, keys: Iterable[str], seqs: Sequence[int], ends: tuple[Envelope, Envelope], size: int) -> None:
+        """Take note of entries that stand in the WAL now; `ends` are what the first and the last of them tell."""
+        self.keys.update(zip(keys, seqs, strict=True))
         removed = self.ledger.removed
         self.events += len(seqs) if removed is None else sum(1 for seq in seqs if seq >= removed.before_seq)
+        first, last = ends
         if not self.first_at:
-            self.tenant, self.first_at = envelopes[0].tenant, envelopes[0].persisted_at
-        self.last_at, self.tail_seq = envelopes[-1].persisted_at, seqs[-1]
+            self.tenant, self.first_at = first.tenant, first.persisted_at
+        self.last_at, self.tail_seq = last.persisted_at, seqs[-1]
         self.end += size
 
     def info(self, stream: str) -> StreamInfo | None:
@@ -205,7 +206,9 @@ def _add_whole(held: Held, unfinished: list[_Stretch], stretch: _Stretch) -> Non
     whole = next((number for number in range(len(envelopes), 0, -1) if not envelopes[number - 1].more), 0)
     if whole:
         for earlier in (*unfinished, _Stretch(seqs[:whole], envelopes[:whole], sizes[:whole])):
-            held.add(earlier.seqs, earlier.envelopes, sum(earlier.sizes))
+            told = earlier.envelopes
+            keys = [e.event_id if e.key is None else e.key for e in told]
+            held.add(keys, earlier.seqs, (told[0], told[-1]), sum(earlier.sizes))
         unfinished.clear()
     if whole < len(envelopes):
         unfinished.append(_Stretch(seqs[whole:], envelopes[whole:], sizes[whole:]))

@@ -47,7 +47,7 @@ class Settler(Protocol):
     def settle(self, outcome: Outcome, timeout_s: float | None) -> None: ...
 
 
-class Ticket(msgspec.Struct, eq=False):
+class Ticket(msgspec.Struct, eq=False, gc=False):
     """One append on its way to the disk. Until `wait` has returned, its seqs are a forecast and not a promise."""
 
     settler: Settler

@@ -87,17 +87,23 @@ class Writer:
         return self.held
 
     def submit(self, drafts: Sequence[Draft], expected_seq: int | None, is_waited_for: bool) -> Ticket:
-        """Buffer an append. If nobody is to wait for it, and far more is buffered than a flush takes, wait here.
+        """Buffer an append. Return once it is durable if it is waited for, else at once; but if far more is buffered
+        than a flush takes, wait here too.
 
         Raises:
             Gone, LogClosed, SequenceConflict, LogFailed, OSError: nothing was buffered.
         """
         with self.gate:
             ticket = self._buffer.add(self.loaded(), drafts, expected_seq)
-            lines = len(self._buffer.filling.lines)
-            if not is_waited_for:
-                self._ring(lines, len(drafts))
-        if not is_waited_for and lines >= self._crowd:
+            if is_waited_for:
+                waiter = self._enlisted(ticket.outcome)
+            else:
+                lines, due = len(self._buffer.filling.lines), self.options.flush_entries
+                if self._flusher is None or lines <= len(drafts) or lines - len(drafts) < due <= lines:
+                    self._ring()
+        if is_waited_for:
+            self._await(ticket.outcome, waiter, None)
+        elif lines >= self._crowd:
             ticket.wait()
         return ticket
 
@@ -109,12 +115,12 @@ class Writer:
         """Buffer records of another log as they are. The caller holds the gate and has checked that they fit."""
         return self._buffer.add_records(records)
 
-    def _ring(self, lines: int, added: int) -> None:
-        """Wake the thread that flushes what nobody waits for, if these are the first entries, or enough of them."""
+    def _ring(self) -> None:
+        """Wake the thread that flushes what nobody waits for: there are first entries, or enough of them."""
         if self._flusher is None:
             self._flusher = Thread(target=self._flush_always, name=f"wal {self.files.stream}", daemon=True)
             self._flusher.start()
-        elif lines <= added or lines - added < self.options.flush_entries <= lines:
+        else:
             self._bell.notify_all()
 
     def _stored(self, held: Held, seq: int) -> Record:
@@ -129,34 +135,42 @@ class Writer:
         Raises:
             TimeoutError: it is not known yet.
         """
-        deadline = None if timeout_s is None else monotonic() + timeout_s
-        while not outcome.is_known:
-            if self._comes_to_lead(outcome, deadline):
-                self._lead()
-
-    def _comes_to_lead(self, outcome: Outcome, deadline: float | None) -> bool:
-        """Wait for news of a flush; whether it is that the caller leads now."""
         with self.gate:
-            if outcome.is_known:
-                return False
-            if not (self._is_led or self._claims):
-                self._is_led = True
-                return True
-            waiter = Waiter()
+            waiter = self._enlisted(outcome)
+        self._await(outcome, waiter, None if timeout_s is None else monotonic() + timeout_s)
+
+    def _enlisted(self, outcome: Outcome) -> Waiter:
+        """Get in line for news of a flush. Who need not wait for any leads now. The caller holds the gate."""
+        waiter = Waiter()
+        if outcome.is_known:
+            waiter.news.release()
+        elif self._is_led or self._claims:
             outcome.waiters.append(waiter)
-        has_news = False
-        try:
-            has_news = waiter.news.acquire(timeout=-1 if deadline is None else max(0.0, deadline - monotonic()))
-        finally:
-            if not has_news:  # Whoever leaves, interrupted or not, leaves nobody waiting for it.
-                with self.gate:
-                    if waiter.leads:
-                        self._pass_on()
-                    elif waiter in outcome.waiters:
-                        outcome.waiters.remove(waiter)
-        if not has_news and not outcome.is_known:
-            raise TimeoutError(f"The append to {self.files.stream!r} is not flushed yet")
-        return has_news and waiter.leads
+        else:
+            self._is_led = waiter.leads = True
+            waiter.news.release()
+        return waiter
+
+    def _await(self, outcome: Outcome, waiter: Waiter, deadline: float | None) -> None:
+        while True:
+            has_news = False
+            try:
+                has_news = waiter.news.acquire(timeout=-1 if deadline is None else max(0.0, deadline - monotonic()))
+            finally:
+                if not has_news:  # Whoever leaves, interrupted or not, leaves nobody waiting for it.
+                    with self.gate:
+                        if waiter.leads:
+                            self._pass_on()
+                        elif waiter in outcome.waiters:
+                            outcome.waiters.remove(waiter)
+            if has_news and waiter.leads:
+                self._lead()
+            if outcome.is_known:
+                return
+            if not has_news:
+                raise TimeoutError(f"The append to {self.files.stream!r} is not flushed yet")
+            with self.gate:
+                waiter = self._enlisted(outcome)
 
     def flush(self) -> None:
         """Flush everything that was buffered before."""
