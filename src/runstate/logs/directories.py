@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import PurePath
 
 from runstate.errors import InvalidStream, LogBusy, LogFailed, LogFull, LogNotFound, NotALog, RunstateError
-from runstate.logs.disk import Disk, LockBusy
+from runstate.logs.disk import Disk, File, Lock, LockBusy
 from runstate.models.model import check_stream
 
 _full = {errno.ENOSPC, errno.EDQUOT}
@@ -37,6 +37,13 @@ def _is_stream(stream: str) -> bool:
     except InvalidStream:
         return False
     return True
+
+
+def names_in(disk: Disk, directory: PurePath) -> list[str]:
+    """What a directory holds; nothing where there is none."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return disk.names(directory)
+    return []
 
 
 def remove_tree(disk: Disk, path: PurePath) -> None:
@@ -73,6 +80,42 @@ def translated() -> Iterator[None]:
         yield
     except OSError as error:
         raise translate(error) from error
+
+
+def lock_in(disk: Disk, path: PurePath, *, shared: bool = False) -> Lock:
+    """Take a lock whose directory is made with the first one.
+
+    Raises:
+        LockBusy: somebody holds it.
+    """
+    try:
+        return disk.lock(path, shared=shared)
+    except FileNotFoundError:
+        with suppress(FileExistsError):
+            disk.make_directory(path.parent)
+        return disk.lock(path, shared=shared)
+
+
+def create_in(disk: Disk, path: PurePath) -> File:
+    """Make a stream's first file, and its directory; once this returns, both names survive a power cut."""
+    home = path.parent
+    with suppress(FileExistsError):
+        disk.make_directory(home)
+    try:
+        file = disk.create(path)
+        try:
+            disk.sync_directory(home)
+            disk.sync_directory(home.parent)
+        except BaseException:
+            # Names that a sync has failed on are never sure again; only new ones are.
+            file.close()
+            disk.remove(path)
+            raise
+    except BaseException:
+        with suppress(OSError):
+            disk.remove_directory(home)
+        raise
+    return file
 
 
 def prepare_root(disk: Disk, root: PurePath, create: bool) -> bool:

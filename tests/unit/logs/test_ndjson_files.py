@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -483,11 +484,17 @@ def test_a_directory_that_cannot_be_written_is_read_and_says_so(error: str) -> N
         log.append("r", notes("b"))
 
 
-def test_a_forked_child_is_refused(log: NdjsonLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_is_refused(log: NdjsonLog) -> None:
     log.append("r", notes("a"))
-    monkeypatch.setattr("os.getpid", lambda: -1)
-    with pytest.raises(LogClosed, match="forked"):
-        log.append("r", notes("b"))
+    if not (child := os.fork()):
+        try:
+            log.append("r", notes("b"))
+        except LogClosed as refused:
+            os._exit(0 if "forked" in str(refused) else 2)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert log.append("r", notes("b"))[0].seq == 2
 
 
 def test_what_is_no_run_is_not_listed(log: NdjsonLog) -> None:

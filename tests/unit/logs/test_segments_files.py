@@ -17,7 +17,7 @@ from tests.crash.segments_work import bare
 from runstate.conformance.notes import as_held, keys, note, notes, numbered, snapshot, stored
 from runstate.conformance.threads import meanwhile, race_all
 from runstate.copying import copy_stream
-from runstate.errors import InvalidUrl, LogBusy, LogClosed, LogDamaged, LogFailed, LogFull, LogNotFound, NotALog
+from runstate.errors import InvalidUrl, LogBusy, LogDamaged, LogFailed, LogFull, LogNotFound, NotALog
 from runstate.logs.disk import RealDisk
 from runstate.logs.log import BlobRef, Record, blob_refs
 from runstate.logs.ndjson import NdjsonLog
@@ -217,13 +217,6 @@ def test_reading_makes_no_files(log: SegmentsLog) -> None:
     log.stream("r")
     list(log.verify())
     assert list(Path(log.root).iterdir()) == []
-
-
-def test_a_forked_child_is_refused(log: SegmentsLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    log.append("r", notes("a"))
-    monkeypatch.setattr("os.getpid", lambda: -1)
-    with pytest.raises(LogClosed, match="forked"):
-        log.append("r", notes("b"))
 
 
 def test_more_sessions_than_are_kept_in_mind_are_all_written(log: SegmentsLog, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path, PurePath
 from threading import Lock
 
 from runstate.errors import InvalidUrl, StreamNotFound
 from runstate.logs.adoption import check_records
 from runstate.logs.blobs import Blobs
-from runstate.logs.directories import prepare_root, remove_tree, streams_among, translated
-from runstate.logs.disk import TEMP_SUFFIX, Disk, RealDisk
+from runstate.logs.directories import lock_in, prepare_root, streams_among, translated
+from runstate.logs.disk import Disk, RealDisk
 from runstate.logs.handle import Handle
 from runstate.logs.log import (
     AppendResult,
@@ -40,13 +40,13 @@ from runstate.logs.ndjson.reading import Mark, View, extent
 from runstate.logs.ndjson.recovery import repair
 from runstate.logs.ndjson.run import Gone, Job, Run
 from runstate.logs.ndjson.verify import verify_run
+from runstate.logs.tombstones import Sweeper, bury
 from runstate.models.model import Draft, check_stream
 
 writers_max = 128
 """Runs that are open for writing at once; beyond it, the one that was used longest ago is let go of."""
 _marks_max = 4
 _marked_streams_max = 1024
-_tombstone = ".deleted"
 _seq_max = 2**63 - 1
 
 
@@ -80,7 +80,7 @@ class NdjsonLog(Handle):
         self._runs: OrderedDict[str, Run] = OrderedDict()
         self._marks: OrderedDict[str, list[Mark]] = OrderedDict()
         self._gate = Lock()
-        self._swept = False
+        self._sweeper = Sweeper(self._disk, root)
         self._settled = prepare_root(self._disk, root, create)
 
     # --- events --------------------------------------------------------------------------------------------
@@ -137,13 +137,8 @@ class NdjsonLog(Handle):
     def streams(self, *, after: str = "", limit: int = 1000) -> list[StreamInfo]:
         check_limit(limit)
         self._check_open()
-        found: list[StreamInfo] = []
-        for stream in self._names(after):
-            if len(found) >= limit:
-                break
-            if (info := self.stream(stream)) is not None:
-                found.append(info)
-        return found
+        found = (info for stream in self._names(after) if (info := self.stream(stream)) is not None)
+        return list(islice(found, limit))
 
     def stream(self, stream: str) -> StreamInfo | None:
         check_stream(stream)
@@ -184,21 +179,15 @@ class NdjsonLog(Handle):
     def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
         check_stream(stream)
         self._check_exists(stream)
-        self._sweep()
-        tombstone = self._disk.temp_name(self.root / _tombstone)
+        with translated():
+            self._sweeper.sweep()
         with self._turn(stream) as run:
             if not self._disk.exists(run.files.events):
                 raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
             if expected_seq is not None:
                 check_expected(stream, run.load().seq, expected_seq)
             run.forget()
-            self._disk.rename(run.files.home, tombstone)
-            self._disk.sync_directory(self.root)
-            with suppress(OSError):  # What cannot be removed now is swept up by a later deletion.
-                remove_tree(self._disk, tombstone)
-            # Whoever has opened the lock's file meanwhile finds it unlinked, and tries again with a new one.
-            with suppress(OSError):
-                self._disk.remove(run.files.lock)
+            bury(self._disk, run.files.home, run.files.lock)
             run.close()
             with self._gate:
                 del self._runs[stream]
@@ -335,13 +324,7 @@ class NdjsonLog(Handle):
             with suppress(PermissionError):
                 self._disk.sync_directory(self.root.parent)
             self._settled = True
-        try:
-            lock = self._disk.lock(files.lock)
-        except FileNotFoundError:
-            with suppress(FileExistsError):
-                self._disk.make_directory(files.lock.parent)
-            lock = self._disk.lock(files.lock)
-        return Run(self._disk, files, lock, self.recoveries)
+        return Run(self._disk, files, lock_in(self._disk, files.lock), self.recoveries)
 
     def _let_go(self, run: Run) -> None:
         """Close a run that could not be opened, so that somebody else can repair it, and those beyond the bound."""
@@ -352,13 +335,3 @@ class NdjsonLog(Handle):
             if self._runs.get(other.files.stream) is other:
                 del self._runs[other.files.stream]
             other.close()
-
-    def _sweep(self) -> None:
-        """Finish, once, what deletions of processes that were killed have left."""
-        if self._swept:
-            return
-        self._swept = True
-        with translated():
-            for name in self._disk.names(self.root):
-                if name.startswith(_tombstone) and name.endswith(TEMP_SUFFIX):
-                    remove_tree(self._disk, self.root / name)

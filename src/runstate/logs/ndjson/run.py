@@ -14,7 +14,7 @@ from threading import Lock
 from runstate.errors import AppendOutcomeUnknown, LogFailed, RunstateError, Unsupported
 from runstate.logs import disk as files_door
 from runstate.logs.adoption import key_taken, new_records
-from runstate.logs.directories import translate
+from runstate.logs.directories import create_in, translate
 from runstate.logs.disk import Disk, File
 from runstate.logs.frames import Damage
 from runstate.logs.log import AppendResult, Finding, Record, StoredSnapshot, check_expected, now
@@ -244,7 +244,7 @@ class Run:
         data = b"".join([line + b"\n" for line in group.lines])
         try:
             if held.file is None:
-                held.file = self._create()
+                held.file = create_in(self._disk, self.files.events)
             if group.has_batch:
                 self._announce(Announcement(held.end, len(data)))
             held.file.append(data)
@@ -265,27 +265,6 @@ class Run:
         for line, record in zip(group.lines, group.records.values(), strict=True):
             held.add(line, record.body, Envelope(record.key, record.tenant, record.persisted_at))
         return None
-
-    def _create(self) -> File:
-        """Make the run's directory and file; once this returns, both names survive a power cut."""
-        disk, files = self._disk, self.files
-        with suppress(FileExistsError):
-            disk.make_directory(files.home)
-        try:
-            file = disk.create(files.events)
-            try:
-                disk.sync_directory(files.home)
-                disk.sync_directory(files.root)
-            except BaseException:
-                # Names that a sync has failed on are never sure again; only new ones are.
-                file.close()
-                disk.remove(files.events)
-                raise
-        except BaseException:
-            with suppress(OSError):
-                disk.remove_directory(files.home)
-            raise
-        return file
 
     def _announce(self, announcement: Announcement) -> None:
         """Tell of an append of several lines before any of it can reach the disk."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path, PurePath
 from threading import Lock
 from urllib.parse import parse_qsl
 
 from runstate.errors import InvalidUrl, StreamNotFound
 from runstate.logs.adoption import check_records
-from runstate.logs.directories import prepare_root, remove_tree, streams_among, translated
+from runstate.logs.directories import names_in, prepare_root, streams_among, translated
 from runstate.logs.disk import Disk, RealDisk
 from runstate.logs.handle import Handle
 from runstate.logs.log import (
@@ -37,12 +37,13 @@ from runstate.logs.log import (
 from runstate.logs.segments.collection import Collected, Holds, collect
 from runstate.logs.segments.compaction import Limits
 from runstate.logs.segments.damage import damage_finding
-from runstate.logs.segments.files import SESSIONS, SessionFiles, is_tombstone, names_in, tombstone_in
+from runstate.logs.segments.files import SESSIONS, SessionFiles
 from runstate.logs.segments.reading import Reader, Recent
 from runstate.logs.segments.recovery import cut_back, settle
 from runstate.logs.segments.session import Session
 from runstate.logs.segments.snapshots import Kept, read_snapshot, write_snapshot
 from runstate.logs.segments.verify import examine, verify_session
+from runstate.logs.tombstones import Sweeper, bury
 from runstate.models.model import Draft, check_stream
 
 sessions_max = 128
@@ -94,7 +95,7 @@ class SegmentsLog(Handle):
         self._recent = Recent()
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._gate = Lock()
-        self._swept = False
+        self._sweeper = Sweeper(self._disk, root / SESSIONS)
         self._settled = prepare_root(self._disk, root, create)
 
     # --- events --------------------------------------------------------------------------------------------
@@ -149,13 +150,8 @@ class SegmentsLog(Handle):
     def streams(self, *, after: str = "", limit: int = 1000) -> list[StreamInfo]:
         check_limit(limit)
         self._check_open()
-        found: list[StreamInfo] = []
-        for stream in self._names(after):
-            if len(found) >= limit:
-                break
-            if (info := self.stream(stream)) is not None:
-                found.append(info)
-        return found
+        found = (info for stream in self._names(after) if (info := self.stream(stream)) is not None)
+        return list(islice(found, limit))
 
     def stream(self, stream: str) -> StreamInfo | None:
         reader = self._reader(stream)
@@ -203,21 +199,14 @@ class SegmentsLog(Handle):
     def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
         check_stream(stream)
         self._check_open()
-        self._sweep()
+        with translated():
+            self._sweeper.sweep()
         with self._turn(stream) as session, session.locked():
             self._check_exists(session)
             if expected_seq is not None:
                 check_expected(stream, session.load().events, expected_seq)
-            home, sessions = session.files.home, session.files.home.parent
-            tombstone = tombstone_in(self._disk, sessions)
             session.forget()
-            self._disk.rename(home, tombstone)
-            self._disk.sync_directory(sessions)
-            with suppress(OSError):  # What cannot be removed now is swept up by a later deletion.
-                remove_tree(self._disk, tombstone)
-            # Whoever has opened the lock's file meanwhile finds it unlinked, and tries again with a new one.
-            with suppress(OSError):
-                self._disk.remove(session.files.lock)
+            bury(self._disk, session.files.home, session.files.lock)
 
     def verify(self, stream: str | None = None) -> Iterator[Finding]:
         if stream is not None:
@@ -368,14 +357,3 @@ class SegmentsLog(Handle):
             with suppress(PermissionError):
                 self._disk.sync_directory(self.root.parent)
             self._settled = True
-
-    def _sweep(self) -> None:
-        """Finish, once, what deletions of processes that were killed have left."""
-        if self._swept:
-            return
-        self._swept = True
-        with translated():
-            sessions = self.root / SESSIONS
-            for name in names_in(self._disk, sessions):
-                if is_tombstone(name):
-                    remove_tree(self._disk, sessions / name)

@@ -14,11 +14,12 @@ from threading import Lock
 import msgspec
 
 from runstate.errors import LogBusy, LogDamaged
+from runstate.logs.directories import names_in
 from runstate.logs.disk import Disk
 from runstate.logs.frames import Damage
 from runstate.logs.log import Record, StreamInfo
 from runstate.logs.segments.damage import SEGMENT_DAMAGED, SEGMENT_MISSING, Spot, damaged
-from runstate.logs.segments.files import EVENTS, SessionFiles, names_in, span_of
+from runstate.logs.segments.files import EVENTS, SessionFiles, span_of
 from runstate.logs.segments.lines import bodies, read_line
 from runstate.logs.segments.manifest import Manifest, Segment, place_of
 from runstate.logs.segments.strays import cut_short

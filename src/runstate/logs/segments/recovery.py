@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from contextlib import closing
 
+from runstate.logs.directories import names_in
 from runstate.logs.disk import TEMP_SUFFIX, Disk, replace_durably, write_new
 from runstate.logs.log import Finding
 from runstate.logs.segments.damage import Spot, damage_finding, damaged
-from runstate.logs.segments.files import MANIFEST, SessionFiles, names_in, span_of
+from runstate.logs.segments.files import MANIFEST, SessionFiles, span_of
 from runstate.logs.segments.manifest import Manifest
 from runstate.logs.segments.reading import Reader, in_merged, read_segment
 from runstate.logs.segments.snapshots import read_snapshot, snapshot_models

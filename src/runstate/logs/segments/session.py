@@ -15,13 +15,13 @@ import msgspec
 
 from runstate.errors import AppendOutcomeUnknown, LogBusy, LogFailed, RunstateError, Unsupported
 from runstate.logs.adoption import key_taken, new_records
-from runstate.logs.directories import translate
+from runstate.logs.directories import lock_in, translate
 from runstate.logs.disk import Disk, LockBusy, replace_durably
 from runstate.logs.log import AppendResult, BlobRef, Finding, Record, blob_refs, check_expected, now
 from runstate.logs.segments.collection import Holds
 from runstate.logs.segments.compaction import Limits, rows_to_merge
 from runstate.logs.segments.damage import damaged
-from runstate.logs.segments.files import SessionFiles, lock_in
+from runstate.logs.segments.files import SessionFiles
 from runstate.logs.segments.lines import adopted_line, write_line
 from runstate.logs.segments.manifest import Manifest, Pin, Segment
 from runstate.logs.segments.reading import Reader, Recent

@@ -9,11 +9,12 @@ from itertools import accumulate
 import msgspec
 
 from runstate.errors import LogDamaged
+from runstate.logs.directories import names_in
 from runstate.logs.disk import Disk
 from runstate.logs.frames import Damage
 from runstate.logs.log import BlobRef, Finding
 from runstate.logs.segments.damage import SEGMENT_DAMAGED, Spot, damage_finding, spot_of
-from runstate.logs.segments.files import EVENTS, MANIFEST, SessionFiles, names_in
+from runstate.logs.segments.files import EVENTS, MANIFEST, SessionFiles
 from runstate.logs.segments.lines import read_line
 from runstate.logs.segments.manifest import Manifest, Segment
 from runstate.logs.segments.reading import Reader, Recent

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
-from itertools import chain, takewhile
+from itertools import chain, islice, takewhile
 from pathlib import PurePath
 
 from runstate.errors import SnapshotTooNew, StreamNotFound, Truncated
 from runstate.logs.adoption import check_records, key_taken, new_records
 from runstate.logs.blobs import Blobs
-from runstate.logs.directories import prepare_root, remove_tree, streams_among, translated
-from runstate.logs.disk import TEMP_SUFFIX, Disk, RealDisk
+from runstate.logs.directories import prepare_root, streams_among, translated
+from runstate.logs.disk import Disk, RealDisk
 from runstate.logs.handle import Handle
 from runstate.logs.log import (
     AppendResult,
@@ -33,6 +33,7 @@ from runstate.logs.log import (
     check_limit,
     refuse,
 )
+from runstate.logs.tombstones import Sweeper, bury
 from runstate.logs.wal.compaction import checkpoint, is_newer
 from runstate.logs.wal.files import StreamFiles
 from runstate.logs.wal.ledger import read_ledger
@@ -53,7 +54,6 @@ from runstate.logs.wal.writer import Writer
 from runstate.logs.wal.writers import OpenedWal, Writers
 from runstate.models.model import Draft, check_stream
 
-_tombstone = ".deleted"
 _seq_max = 2**63 - 1
 
 
@@ -79,7 +79,7 @@ class WalLog(Handle):
         """What opening streams for writing has cut off or rotated away."""
         self._disk: Disk = disk or RealDisk()
         self._blobs = Blobs(self._disk, root / ".blobs")
-        self._swept = False
+        self._sweeper = Sweeper(self._disk, root)
         is_new = prepare_root(self._disk, root, create)
         self._writers = Writers(self._disk, root, self.options, self.recoveries, is_settled=is_new)
 
@@ -194,13 +194,8 @@ class WalLog(Handle):
     def streams(self, *, after: str = "", limit: int = 1000) -> list[StreamInfo]:
         check_limit(limit)
         self._check_open()
-        found: list[StreamInfo] = []
-        for stream in self._names(after):
-            if len(found) >= limit:
-                break
-            if (info := self.stream(stream)) is not None:
-                found.append(info)
-        return found
+        found = (info for stream in self._names(after) if (info := self.stream(stream)) is not None)
+        return list(islice(found, limit))
 
     def stream(self, stream: str) -> StreamInfo | None:
         check_stream(stream)
@@ -283,21 +278,15 @@ class WalLog(Handle):
     def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
         check_stream(stream)
         self._check_exists(stream)
-        self._sweep()
-        tombstone = self._disk.temp_name(self.root / _tombstone)
+        with translated():
+            self._sweeper.sweep()
         with self._writers.leading(stream) as writer, writer.quiet() as held:
             if not held.last_seq:
                 raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
             check_expected(stream, held.last_seq, expected_seq)
             writer.forget()
-            self._disk.rename(writer.files.home, tombstone)
-            self._disk.sync_directory(self.root)
-            with suppress(OSError):  # What cannot be removed now is swept up by a later deletion.
-                remove_tree(self._disk, tombstone)
+            bury(self._disk, writer.files.home, writer.files.lock)
             writer.closed = True
-            # Whoever has opened the lock's file meanwhile finds it unlinked, and tries again with a new one.
-            with suppress(OSError):
-                self._disk.remove(writer.files.lock)
 
     def verify(self, stream: str | None = None) -> Iterator[Finding]:
         if stream is not None:
@@ -377,13 +366,3 @@ class WalLog(Handle):
         self._check_open()
         with translated():
             return self._writers.opened(stream)
-
-    def _sweep(self) -> None:
-        """Finish, once, what deletions of processes that were killed have left."""
-        if self._swept:
-            return
-        self._swept = True
-        with translated():
-            for name in self._disk.names(self.root):
-                if name.startswith(_tombstone) and name.endswith(TEMP_SUFFIX):
-                    remove_tree(self._disk, self.root / name)

@@ -16,8 +16,8 @@ import msgspec
 
 from runstate.errors import AppendOutcomeUnknown, LogClosed, RunstateError
 from runstate.logs import disk as files_door
-from runstate.logs.directories import translate
-from runstate.logs.disk import Disk, File
+from runstate.logs.directories import create_in, translate
+from runstate.logs.disk import Disk
 from runstate.logs.log import Finding, Record
 from runstate.logs.wal.buffer import Buffer
 from runstate.logs.wal.files import StreamFiles
@@ -274,7 +274,7 @@ class Writer:
             return LogClosed()
         try:
             if held.file is None:
-                held.file = self._create()
+                held.file = create_in(self.disk, self.files.wal)
             self._reserve(held, next(reversed(batch.entries.values())).seq)
         except OSError as error:
             return translate(error)
@@ -291,27 +291,6 @@ class Writer:
             self._take_back(held.end)
             return AppendOutcomeUnknown(f"A flush failed ({error}); open the log again and send the same keys")
         return None
-
-    def _create(self) -> File:
-        """Make the stream's directory and file; once this returns, both names survive a power cut."""
-        disk, files = self.disk, self.files
-        with suppress(FileExistsError):
-            disk.make_directory(files.home)
-        try:
-            file = disk.create(files.wal)
-            try:
-                disk.sync_directory(files.home)
-                disk.sync_directory(files.root)
-            except BaseException:
-                # Names that a sync has failed on are never sure again; only new ones are.
-                file.close()
-                disk.remove(files.wal)
-                raise
-        except BaseException:
-            with suppress(OSError):
-                disk.remove_directory(files.home)
-            raise
-        return file
 
     def _reserve(self, held: Held, seq: int) -> None:
         """Make sure that no seq up to this one is ever given out again."""

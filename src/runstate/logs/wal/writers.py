@@ -10,7 +10,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from runstate.errors import LogClosed
-from runstate.logs.directories import translate, translated
+from runstate.logs.directories import lock_in, translate, translated
 from runstate.logs.disk import Disk, File
 from runstate.logs.log import Finding
 from runstate.logs.wal.files import StreamFiles
@@ -130,13 +130,7 @@ class Writers:
             with suppress(PermissionError):
                 self._disk.sync_directory(self._root.parent)
             self._is_settled = True
-        try:
-            lock = self._disk.lock(files.lock)
-        except FileNotFoundError:
-            with suppress(FileExistsError):
-                self._disk.make_directory(files.lock.parent)
-            lock = self._disk.lock(files.lock)
-        return Writer(self._disk, files, lock, self._options, self._report)
+        return Writer(self._disk, files, lock_in(self._disk, files.lock), self._options, self._report)
 
     def _idle(self, writer: Writer) -> list[Writer]:
         """Whom to close: a stream that could not be opened or was deleted, and those beyond the bound."""
