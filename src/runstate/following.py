@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from runstate.alerts import log_alert
-from runstate.errors import InvalidPosition, ModelFailed, RunstateError
+from runstate.errors import InvalidPosition, ModelFailed, RunstateError, Unsupported
 from runstate.logbook import Entry, Logbook
-from runstate.logs.log import Capability, refuse
+from runstate.logs.log import Capability, EventLog
 from runstate.logs.registry import shown_url
 from runstate.logs.waiting import wait_for_more
 from runstate.models.canonical import digest
@@ -35,6 +35,19 @@ SinkOf = Callable[[Store[Any, Any, Any], str], Sink]
 
 def store_sink(store: Store[Any, Any, Any], aside: str) -> Sink:
     return StoreSink(store.log, store.model.name, aside=aside)
+
+
+def check_feed(url: str, log: EventLog) -> None:
+    """
+    Raises:
+        Unsupported: the log has no feed, and cannot be followed.
+    """
+    if Capability.FEED not in log.capabilities:
+        raise Unsupported(
+            f"The {url.partition(':')[0]} log offers no feed to follow; sqlite, postgresql, dynamodb and snowflake do. "
+            "Rebuild its snapshots with 'runstate replay', or copy its streams to such a log with 'runstate copy'",
+            capability=Capability.FEED.value,
+        )
 
 
 def tell_alerts(store: Store[Any, Any, Any], book: Logbook) -> None:
@@ -98,14 +111,15 @@ class Follower:
             Unsupported: the log has no feed.
             ModelFailed: the logbook is that of another model.
         """
-        if Capability.FEED not in store.log.capabilities:
-            raise refuse(Capability.FEED, url.partition(":")[0])
+        check_feed(url, store.log)
         self.url, self._store, self._book, self._page_events = url, store, book, page_events
         tell_alerts(store, book)
         self._entry = begun(url, store.model, book)
         self._sink = sink_of(store, aside_name(self._entry))
         self._before = self._entry
         self._away_since: float | None = None
+        self.events = 0
+        """How many events it has taken in so far."""
         self.projector = self._projector()
 
     def _projector(self) -> Projector:
@@ -123,10 +137,10 @@ class Follower:
         Raises:
             RunstateError: the log or the sink has refused; what the sink has stays.
         """
-        total = 0
-        while events := self._poll():
-            total += events
-        return total
+        before = self.events
+        while self._poll():
+            pass
+        return self.events - before
 
     def run(self, stop: threading.Event) -> None:
         """Follow the feed until told to stop. What is away for a while is waited for; the lag says for how long.
@@ -164,6 +178,7 @@ class Follower:
             self._entry = Entry(*(self._entry.url, self._entry.model, self._entry.version, self._entry.is_aside))
             self._before, self.projector = self._entry, self._projector()
             events = self.projector.poll()
+        self.events += events
         if events:
             self.note()
         elif self._entry.is_aside:

@@ -17,6 +17,8 @@ from runstate.alerts import AlertBook
 from runstate.changes import Change, changes
 from runstate.errors import (
     EventTooLarge,
+    InvalidEvent,
+    InvalidJson,
     InvalidTransition,
     KeyMismatch,
     ModelFailed,
@@ -201,8 +203,7 @@ class Store(Generic[W, E, S]):
 
     def fetch_events(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[E]:
         """At most `limit` events with `seq > after_seq`, ascending; empty for a stream that is not there."""
-        decode = self.model.decode
-        return [decode(record.body) for record in self.log.read(stream, after_seq=after_seq, limit=limit)]
+        return [self.model.decode(record.body) for record in self.log.read(stream, after_seq=after_seq, limit=limit)]
 
     def get_snapshot(self, stream: str) -> S | None:
         """The snapshot that is on file, or None. It may be behind the log; it is never ahead of it."""
@@ -337,14 +338,11 @@ class Store(Generic[W, E, S]):
                 continue  # A retry: its first answer stands.
             new.add(draft.key)
             line = draft.render(seq + len(new), now())
-            for refusal in self.model.refusals(state, self.model.decode(line)):
-                details = {n: v for n, v in refusal.details.items() if n not in ("runSeq", "persistedAt")}
-                why = (
-                    details.get("why") or f"{details.get('priorState')} does not become {details.get('attemptedState')}"
-                )
-                raise InvalidTransition(
-                    f"{draft.type} is impossible: {why}; nothing was written", index=index, **details
-                )
+            for refusal in self.model.checked_refusals(state, self.model.decode(line)):
+                error = InvalidTransition(f"{draft.type} is impossible: {refusal.why}; nothing was written")
+                error.details |= {n: v for n, v in refusal.details.items() if n not in ("runSeq", "persistedAt")}
+                error.details |= {"refusal": refusal.code, "index": index}
+                raise error
             state = self.model.fold(state, [line])
         return seq
 
@@ -359,6 +357,8 @@ class Store(Generic[W, E, S]):
         # Looking back raises no alerts: whoever folded these events first has raised them.
         try:
             return self.model.fold(state, self.log.lines(stream, after_seq=after_seq, until_seq=until_seq))
+        except (InvalidEvent, InvalidJson) as error:
+            raise type(error)(f"{error}; is {self.model.name!r} the right model?", **error.details) from error
         except RunstateError:
             raise
         except Exception as error:

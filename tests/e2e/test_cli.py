@@ -149,7 +149,7 @@ def test_diff_shows_what_changed(filled: Cli) -> None:
 
 def test_replay_check_passes_on_a_healthy_store(filled: Cli) -> None:
     outcome = filled("replay", "sqlite:runs.db", "--check")
-    assert (outcome.code, outcome.err.strip()) == (0, "1 streams: 1 compared, 0 without a snapshot, 0 wrong")
+    assert (outcome.code, outcome.err.strip()) == (0, "1 stream: 1 compared, 0 without a snapshot, 0 wrong")
 
 
 def test_replay_check_finds_a_snapshot_that_was_tampered_with_and_replay_mends_it(filled: Cli) -> None:
@@ -171,7 +171,7 @@ def test_a_model_that_cannot_fold_a_stream_is_told_and_the_others_are_replayed(f
     assert (failed.code, "kitchen: model.failed" in failed.out) == (1, True)
     outcome = filled("replay", "sqlite:runs.db")
     assert (outcome.code, outcome.out.startswith("kitchen: ")) == (1, True)
-    assert "1 streams replayed, 1 could not be" in outcome.err
+    assert "1 stream replayed, 1 could not be" in outcome.err
 
 
 @pytest.mark.parametrize("name", ["[/x]", "no[bold]pe"])

@@ -23,6 +23,7 @@ from tests.unit.runtimes.daemon_places import until
 from runstate.errors import AppendOutcomeUnknown
 from runstate.models.daemon import DAEMON
 from runstate.runtimes.daemon import Client, Daemon, DaemonAway, socket_name
+from runstate.runtimes.daemon.wire import request_bytes_max
 
 # --- without a server ----------------------------------------------------------------------------------------------
 
@@ -114,7 +115,11 @@ def test_damage_is_found_and_repaired_with_its_evidence_kept(cli: Cli, tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("queue", "take", "d", "builds", "--worker", "ghost"), 2, "no worker 'ghost'"),
+        (("queue", "take", "d", "builds", "--worker", "ghost"), 2, "no worker 'ghost'; start it with --start"),
+        (("queue", "complete", "d", "builds", "i1", "--worker", "ghost"), 2, "never started, or is gone"),
+        (("queue", "stop", "d", "ghost"), 2, "no worker 'ghost'"),
+        (("queue", "push", "d", "builds", "--event-id", "e1"), 2, "an id is one"),
+        (("daemon", "serve", "ndjson:file"), 2, "--socket"),
         (("queue", "complete", "d", "builds", "none"), 2, "no item 'none'"),
         (("queue", "retry", "d", "builds", "i1"), 2, "pending"),
         (("queue", "retry", "d", "builds"), 2, "--dead"),
@@ -138,6 +143,54 @@ def test_what_cannot_be_done_is_said(
     assert said in done.err.replace("│", " ")
 
 
+def test_nothing_to_show_is_said(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "no daemon 'daemon' has written anything" in cli("queue", "stats", "empty").err
+    cli("queue", "push", "d", "builds", "x", "--id", "i1")
+    assert cli("queue", "list", "d", "bilds").err == "no items in 'bilds'; queues that hold some: builds\n"
+    cli("queue", "take", "d", "builds", "--worker", "w", "--start")
+    cli("queue", "complete", "d", "builds", "i1")
+    assert cli("queue", "stop", "d", "w").code == 0
+    assert "no queue holds items" in cli("queue", "stats", "d").err
+
+
+def test_a_place_that_a_push_makes_is_told_once(cli: Cli, tmp_path: Path) -> None:
+    done = cli("queue", "push", "d", "builds", stdin=b"\n")
+    assert (done.code, "nothing to push" in done.err, (tmp_path / "d").exists()) == (0, True, False)
+    assert "made d" in cli("queue", "push", "d", "builds", "x").err
+    assert cli("queue", "push", "d", "builds", "x").err == ""
+
+
+def test_a_push_that_is_sent_again_under_its_id_changes_nothing(cli: Cli) -> None:
+    push = ("queue", "push", "d", "builds", "x", "--event-id", "e1")
+    first = cli(*push).out
+    cli("queue", "take", "d", "builds", "--worker", "w", "--start")
+    cli("queue", "complete", "d", "builds", first.strip())
+    assert cli(*push).out == first
+    assert cli("queue", "list", "d", "builds", "--json").rows == []
+
+
+def test_a_line_that_is_too_long_is_refused_and_nothing_is_pushed(cli: Cli, tmp_path: Path) -> None:
+    done = cli("queue", "push", "d", "builds", stdin=b"short\n" + b"x" * (request_bytes_max + 1))
+    assert (done.code, "Line 2" in done.err, (tmp_path / "d").exists()) == (2, True, False)
+
+
+def test_a_worker_that_holds_all_it_may_is_told_so(cli: Cli) -> None:
+    cli("queue", "push", "d", "builds", stdin=b"1\n2\n")
+    held = cli("queue", "take", "d", "builds", "--worker", "w", "--start", "--json").rows[0]["id"]
+    done = cli("queue", "take", "d", "builds", "--worker", "w")
+    assert (done.code, f"w holds 1 of 1: {held}; complete" in done.err) == (3, True)
+    assert cli("queue", "stop", "d", "w").code == 0
+    assert {row["status"] for row in cli("queue", "list", "d", "builds", "--json").rows} == {"pending"}
+
+
+def test_a_worker_is_not_started_anew_on_another_queue(cli: Cli) -> None:
+    cli("queue", "push", "d", "builds", "x")
+    cli("queue", "take", "d", "builds", "--worker", "w", "--start")
+    assert cli("queue", "take", "d", "tests", "--worker", "w", "--start").code == 2
+    assert cli("queue", "list", "d", "builds", "--json").rows[0]["status"] == "taken"
+
+
 def test_a_second_daemon_is_told_to_try_again(cli: Cli, tmp_path: Path) -> None:
     with Daemon.open(tmp_path / "d"):
         done = cli("daemon", "serve", "d")
@@ -156,14 +209,14 @@ def place() -> Iterator[Path]:
 
 
 class serving:  # noqa: N801 - reads as what it is: `with serving(place) as server`
-    def __init__(self, place: Path) -> None:
-        self._place = place
+    def __init__(self, place: Path, url: str = "", socket: Path | None = None) -> None:
+        self._url, self._socket = url or str(place), socket or place / socket_name()
 
     def __enter__(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "runstate", "daemon", "serve", str(self._place)]
+        command = [sys.executable, "-m", "runstate", "daemon", "serve", self._url]
         self._server = subprocess.Popen(command, stderr=subprocess.PIPE, env=os.environ | {"NO_COLOR": "1"})
         deadline = time.monotonic() + 30
-        while not (self._place / socket_name()).exists():
+        while not self._socket.exists():
             assert time.monotonic() < deadline
             assert self._server.poll() is None
             time.sleep(0.01)
@@ -195,8 +248,33 @@ def test_commands_talk_to_the_daemon_that_serves(cli: Cli, place: Path) -> None:
         _, said = server.communicate(timeout=30)
         assert (server.returncode, b"closing" in said) == (0, True)
     assert not (place / socket_name()).exists()
-    with Daemon.open(place) as daemon:
-        assert list(daemon.state.workers) == ["w"]
+
+
+@pytest.mark.slow
+def test_a_daemon_that_is_terminated_gives_back_what_every_worker_holds(cli: Cli, place: Path) -> None:
+    at = str(place)
+    with serving(place) as server, Client(place / socket_name()) as client:
+        cli("queue", "push", at, "builds", stdin=b"1\n2\n")
+        assert cli("queue", "take", at, "builds", "--worker", "leased", "--start").code == 0
+        assert client.worker("bound", "builds").take() is not None
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=30)
+    assert [(row["status"], row["failure_count"]) for row in cli("queue", "list", at, "builds", "--json").rows] == [
+        ("pending", 0),
+        ("pending", 0),
+    ]
+    assert cli("queue", "stats", at, "--json").rows[0]["workers"] == 0
+
+
+@pytest.mark.slow
+def test_a_daemon_over_a_sqlite_file_is_found_beside_it(cli: Cli, place: Path) -> None:
+    place.mkdir()
+    url, socket = f"sqlite:{place / 'runs.db'}", place / f"runs.db{socket_name()}"
+    with serving(place, url, socket), Client(socket) as client:
+        client.worker("bound", "builds")
+        cli("queue", "push", url, "builds", "x", "--id", "i1")
+        done = cli("queue", "take", url, "builds", "--worker", "bound")
+        assert (done.code, "belongs to whoever started it" in done.err) == (2, True)  # Only the one that serves knows.
 
 
 @pytest.mark.slow

@@ -89,6 +89,30 @@ def test_a_projector_that_was_killed_goes_on_and_ends_when_it_is_told_to(tmp_pat
     assert (code, entry["lagS"], entry["stale"]) == (0, 0, 0)
 
 
+def test_a_follower_says_that_it_has_caught_up_and_in_the_end_how_much_it_was(tmp_path: Path) -> None:
+    url = f"sqlite:{tmp_path}/fleet.db"
+    append(url, 0)
+    first = _events(url)
+    told = tmp_path / "told"
+    with told.open("w") as file:
+        process = subprocess.Popen(command("project", url, "--follow", "--state", "state"), cwd=tmp_path, stderr=file)
+    try:
+        until(lambda: f"caught up: {first} events; following, Ctrl-C ends\n" in told.read_text())
+        streams = append(url, 1)
+        until(lambda: is_projected(url, streams))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(wait_s) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert told.read_text().endswith(f"{_events(url)} events projected\n")
+
+
+def _events(url: str) -> int:
+    with open_log(url, create=False) as log:
+        return sum(info.events for info in log.streams())
+
+
 def test_the_lag_of_a_projector_that_is_dead_is_honest(tmp_path: Path) -> None:
     url = f"sqlite:{tmp_path}/fleet.db"
     (stream, *_) = append(url, 0)

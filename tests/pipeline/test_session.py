@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.log_urls import url_at
+from tests.spark_noise import broken_pipe
 
 from runstate.errors import LogNotFound, Unsupported
 from runstate.logs.registry import open_log
@@ -35,10 +36,6 @@ if TYPE_CHECKING:
 _fast = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1", "spark.driver.memory": "1g"}
 
 
-# What Spark's own daemon of Python workers prints if the JVM is faster to end than it.
-_broken_pipe = re.compile(r"Traceback .*\n(  File .*pyspark/daemon.py.*\n)+BrokenPipeError: .*\n")
-
-
 def _run(script: str, **environment: str) -> Any:
     """What a script prints last, as JSON; its stderr must stay empty. Spark lives in a process of its own then."""
     done = subprocess.run(
@@ -49,7 +46,7 @@ def _run(script: str, **environment: str) -> Any:
         env={**os.environ, **environment},
     )
     assert done.returncode == 0, done.stderr
-    assert _broken_pipe.sub("", done.stderr) == ""
+    assert broken_pipe.sub("", done.stderr) == ""
     return json.loads(done.stdout)
 
 

@@ -18,7 +18,7 @@ from runstate.cli import integrity
 from runstate.cli.options import AsJson, Limit
 from runstate.cli.output import words, write_json, write_line, write_table
 from runstate.errors import AppendOutcomeUnknown, LogNotFound, RunstateError, Truncated
-from runstate.logs.registry import open_log
+from runstate.logs.registry import open_log, shown_url
 from runstate.models.daemon import DAEMON, MaterializedState, scoped
 from runstate.models.daemon.events import default_daemon
 from runstate.runtimes.daemon import Client, Daemon, Server, socket_name
@@ -45,7 +45,12 @@ Name = Annotated[str, typer.Option("--name", help="Which daemon of the directory
 def serve(
     place: Place,
     socket: Annotated[
-        Path | None, typer.Option("--socket", help="Where to listen. Default: in the directory.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--socket",
+            help="Where to listen. Default: in the directory, or beside the SQLite file.",
+            show_default=False,
+        ),
     ] = None,
     checkpoint_every: Annotated[
         float, typer.Option("--checkpoint-every", min=0.001, help="Seconds between checkpoints.")
@@ -68,14 +73,17 @@ def serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: over.set())
     options: dict[str, Any] = {"checkpoint_every_s": checkpoint_every, "failures_max": failures_max, "lease_s": lease}
-    with (
-        Daemon.open(place, name=name, on_lost=give_up, **options) as daemon,
-        Server(daemon, socket or socket_of(place, name)) as server,
-    ):
-        words.print(f"serving {place} at seq {daemon.seq}, listening at {server.path}")
-        over.wait()
+    path = socket or socket_of(place, name)
+    if path is None:
+        raise typer.BadParameter("the log is in no directory of its own; say where to listen, with --socket")
+    with Daemon.open(place, name=name, on_lost=give_up, **options) as daemon:
+        with Server(daemon, path) as server:
+            words.print(f"serving {shown_url(place)} at seq {daemon.seq}, listening at {server.path}")
+            over.wait()
+            if not lost:
+                words.print("closing: workers are stopped, and what they hold is given back")
         if not lost:
-            words.print("closing: workers are stopped, and what they hold is given back")
+            daemon.dismiss()  # Only now: nobody can start another one.
     if lost:
         # To go on would be to refuse everything. Whoever starts it again gets it recovered.
         raise AppendOutcomeUnknown(f"The log takes nothing more: {lost[0]}. Start the daemon again") from lost[0]
@@ -84,7 +92,7 @@ def serve(
 @app.command("state")
 def state(place: Place, name: Name = default_daemon, as_json: AsJson = False) -> None:
     """Show everything the daemon knows. --json prints the state's exact bytes."""
-    found = seen(place, name)
+    found, _ = seen(place, name)
     if as_json:
         write_line(DAEMON.dump(found))
         return
@@ -156,27 +164,42 @@ def repair(
 # --- who answers -----------------------------------------------------------------------------------------------------
 
 
-def socket_of(place: str, name: str) -> Path:
-    """Where the daemon of a place listens: in its directory."""
-    return Path(place.removeprefix("wal:").removeprefix("//").partition("?")[0]) / socket_name(name)
+def socket_of(place: str, name: str) -> Path | None:
+    """Where the daemon of a place listens: in its directory, or beside its file. None: its log has neither."""
+    scheme, _, rest = url_of(place).partition(":")
+    path = rest.removeprefix("//").partition("?")[0]
+    if scheme == "sqlite":
+        return Path(path + socket_name(name))
+    return Path(path) / socket_name(name) if scheme == "wal" else None
 
 
 @contextmanager
 def reached(place: str, name: str, *, create: bool = False) -> Iterator[Daemon | Client]:
-    """The daemon at a place: the one that serves it, or one of our own for the moment."""
+    """The daemon at a place: the one that serves it, or one of our own for the moment. If it was made, that is said."""
     client = _connected(place, name)
     if client is not None:
         with client:
             yield client
     else:
-        with Daemon.open(place, create=create, name=name, checkpoint_every_s=None) as daemon:
+        with _opened(place, name, create) as daemon:
             yield daemon
 
 
-def seen(place: str, name: str) -> MaterializedState:
-    """The state at a place: as its daemon tells it, or as the log does. Nothing is locked or changed."""
+def _opened(place: str, name: str, create: bool) -> Daemon:
+    try:
+        return Daemon.open(place, create=False, name=name, checkpoint_every_s=None)
+    except LogNotFound:
+        if not create:
+            raise
+    made = Daemon.open(place, name=name, checkpoint_every_s=None)
+    words.print(f"made {shown_url(place)}: nothing was there")  # It may be a slip of the pen.
+    return made
+
+
+def seen(place: str, name: str) -> tuple[MaterializedState, int]:
+    """The state at a place and its seq: as its daemon tells it, or as the log does. Nothing is locked or changed."""
     with _log_of(place, name) as read:
-        return read.state
+        return read.state, read.seq
 
 
 class _Read:
@@ -205,7 +228,7 @@ def _log_of(place: str, name: str) -> Iterator[Client | _Read]:
 
 def _connected(place: str, name: str) -> Client | None:
     path = socket_of(place, name)
-    if not path.exists():
+    if path is None or not path.exists():
         return None
     try:
         return Client(path)

@@ -79,15 +79,31 @@ def demo(
 
     words.rule("7. a pipeline on Spark ingests, replays, audits and reports on all four")
     piped = run_pipeline([url, runs_url, sessions_url, builds_url], to / "pipeline", damaged)
-    words.rule("look at it yourself (after: . .venv/bin/activate)")
+    _advise(to, url, sessions_url, runs_url)
+    if acknowledged > stored or differ or found or not (reviewed and built and piped):
+        raise typer.Exit(1)
+
+
+def _advise(to: Path, url: str, sessions_url: str, runs_url: str) -> None:
+    """Say what to look at: only what is there, by commands that are found as they stand."""
+    words.rule("look at it yourself")
+    if not _is_at_hand():
+        words.print(f"  . {Path(sys.prefix, 'bin', 'activate')}")
     for command in ("streams", "tail", "verify", "replay --check"):
         name, *options = command.split()
         words.print(f"  runstate {name} {url} {' '.join(options)}")
     words.print(f"  runstate snapshot {url} run-0007\n  runstate diff {url} run-0007 --from 2 --to 5")
     words.print(f"  runstate session tree {sessions_url} review-00\n  runstate daemon tail {to / 'builds'} --limit 5")
-    words.print(f"  runstate pipeline audit {runs_url}\n  open {to / 'pipeline' / 'report.html'}")
-    if acknowledged > stored or differ or found or not (reviewed and built and piped):
-        raise typer.Exit(1)
+    report = to / "pipeline" / "report.html"
+    if report.exists():
+        words.print(f"  runstate pipeline audit {runs_url}\nthe report, for a browser: {report.absolute().as_uri()}")
+
+
+def _is_at_hand() -> bool:
+    """Whether a shell finds our own command, or could not be helped by activating our environment."""
+    found = shutil.which("runstate")
+    is_ours = found is not None and Path(found).parent == Path(sys.prefix, "bin")
+    return is_ours or not Path(sys.prefix, "bin", "activate").exists()
 
 
 def _killed_producer(url: str) -> int:

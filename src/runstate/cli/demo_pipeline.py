@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
 
 from runstate.cli.output import words
+from runstate.cli.pipeline import check_spark
+from runstate.errors import Unsupported
 from runstate.models.rundir import RUNDIR
 from runstate.runtimes.orchestrator import Graph, Job, Orchestrator, RunFailed
 from runstate.runtimes.orchestrator.pool import ThreadPool
@@ -69,8 +70,10 @@ def damage(runs: Path) -> str:
 
 def run_pipeline(urls: list[str], to: Path, damaged: str) -> bool:
     """Run the pipeline over all logs, kill it in the middle, and resume it. Says whether all came out as it must."""
-    if find_spec("pyspark") is None:
-        words.print("the pipeline needs Spark: pip install 'runstate[spark]'")
+    try:
+        check_spark()
+    except Unsupported as missing:
+        words.print(f"left out. {missing}")
         return True
     events = to / "runs" / "pipeline" / "events.ndjson"
     begun = _start("run", *urls, "--to", str(to))

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from runstate.cli.options import AsJson, Url
-from runstate.cli.output import progress, words, write_json, write_line
+from runstate.cli.output import counted, progress, words, write_json, write_line
 from runstate.errors import StreamNotFound
 from runstate.logs.registry import open_log
 
@@ -32,7 +32,10 @@ def verify(
             else:
                 where = ":".join(str(part) for part in (finding.stream, finding.seq) if part is not None)
                 write_line(f"{where or url}: {finding.code}: {finding.message}".encode())
-    words.print(f"{damage} damaged, {warnings} warnings" if damage or warnings else "intact")
+        if not damage and not warnings:
+            words.print("intact" if log.streams(limit=1) else "intact, but there is nothing in it: 0 streams")
+        else:
+            words.print(f"{damage} damaged, {counted(warnings, 'warning')}")
     raise typer.Exit(1 if damage else 0)
 
 

@@ -22,6 +22,11 @@ words = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
 """For people: what happened, what to do."""
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: `1 stream`, `2 streams`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def visible(text: str) -> str:
     """The text with what would steer a terminal, or turn the direction of a line, shown as an escape."""
     return _steering.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

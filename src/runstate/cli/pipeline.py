@@ -62,6 +62,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Ingest, replay, audit and report, as one run. What is finished and up to date is not done again."""
+    check_spark()
     from runstate.pipeline.stages import alone_in, grouped, write_inputs
 
     _check_format(file_format)
@@ -81,6 +82,7 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Go on with a pipeline that was interrupted, or bring a finished one up to date with its logs."""
+    check_spark()
     from runstate.pipeline.stages import alone_in, read_inputs, write_inputs
 
     inputs, settings = read_inputs(to), _settings(master, remote, conf)
@@ -104,6 +106,7 @@ def ingest(
     as_json: AsJson = False,
 ) -> None:
     """Bring an event table up to date with logs and NDJSON files: only what is new is read, and nothing twice."""
+    check_spark()
     from runstate.pipeline import jobs
 
     _check_format(file_format)
@@ -122,7 +125,7 @@ def quarantine(
     as_json: AsJson = False,
 ) -> None:
     """Show what an ingest has set aside: where it stands, and why."""
-    _check_spark()
+    check_spark()
     from runstate.pipeline.quarantine import quarantined
 
     if as_json:
@@ -148,6 +151,7 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Bring a table of snapshots up to date: only streams with new events are folded."""
+    check_spark()
     from runstate.pipeline import jobs
     from runstate.pipeline.snapshot_table import snapshot_counts
 
@@ -176,6 +180,7 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Prove a fleet: order, uniqueness, hash chains, transitions, snapshots. Exit code 1 if there is damage."""
+    check_spark()
     from runstate.pipeline import audit as audits
 
     with spark_for(master, remote, conf, "audit", urls) as spark:
@@ -204,6 +209,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Durations, failures, throughput, waits and costs of a fleet, as a page that needs nothing else."""
+    check_spark()
     from runstate.pipeline.page import render
     from runstate.pipeline.report import Part
     from runstate.pipeline.report import report as made
@@ -222,7 +228,6 @@ def report(
 def _go(to: Path, models: list[str], forced: set[str], settings: Any, as_json: bool) -> None:
     from runstate.pipeline import stages
 
-    _check_spark()
     # Spark's own files go where the pipeline can remove them, also those of a Spark that was killed.
     scratch = to / ".spark"
     shutil.rmtree(scratch, ignore_errors=True)
@@ -320,23 +325,27 @@ def tell_counts(counts: dict[str, int], as_json: bool) -> None:
 
 
 def _check_format(file_format: str) -> None:
-    _check_spark()
     from runstate.pipeline.sorted_files import formats
 
     if file_format not in formats:
         raise typer.BadParameter(f"{file_format!r} is no format; there are: {', '.join(formats)}")
 
 
-def _check_spark() -> None:
+def check_spark(what: str = "The pipeline needs Spark") -> None:
+    """Say what to install, before a module of the pipeline is imported.
+
+    Raises:
+        Unsupported: the extra `spark` is not installed.
+    """
     try:
         import pyarrow  # noqa: F401
         import pyspark  # noqa: F401
     except ImportError as error:
-        raise Unsupported(f"The pipeline needs Spark: pip install 'runstate[spark]' ({error})") from error
+        raise Unsupported(f"{what}: pip install 'runstate[spark]' ({error})") from error
 
 
 def _settings(master: str | None, remote: str | None, conf: list[str] | None) -> Any:
-    _check_spark()
+    check_spark()
     from runstate.pipeline.stages import SparkSettings
 
     pairs = [each.partition("=") for each in conf or []]

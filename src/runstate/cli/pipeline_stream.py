@@ -10,7 +10,7 @@ import typer
 
 from runstate.cli.options import AsJson, ModelName, existing
 from runstate.cli.output import words
-from runstate.cli.pipeline import Conf, Master, Remote, spark_for
+from runstate.cli.pipeline import Conf, Master, Remote, check_spark, spark_for
 from runstate.cli.projection import (
     MetricsPort,
     State,
@@ -54,7 +54,7 @@ def stream(
     It does what `runstate project --follow` does, for feeds that are too much for one process.
     """
     name = model or default_model(urls[0])
-    sink_named(to, as_json)  # A sink that there is not is told before Spark is started.
+    _check(urls, to, as_json)
     directory = state or state_directory(urls, name)
     stop = threading.Event()
     with ExitStack() as stack:
@@ -89,3 +89,13 @@ def stream(
         projection.stop()
         events = projection.events
     words.print(f"{events} events projected")
+
+
+def _check(urls: list[str], to: str, as_json: bool) -> None:
+    """What is refused is told before Spark is started, and leaves no logbook behind."""
+    check_spark()
+    sink_named(to, as_json)
+    from runstate.pipeline.live import open_feed
+
+    for url in urls:
+        open_feed(url).close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from runstate.cli.output import words
+from runstate.cli.pipeline import check_spark
 
 
 def warm() -> None:
@@ -10,6 +11,7 @@ def warm() -> None:
 
     It takes about 150 MB in the cache directory, and fits this Java and this Spark: after an upgrade, run it again.
     """
+    check_spark()
     from runstate.pipeline.warming import warm as warmed
 
     archive = warmed()

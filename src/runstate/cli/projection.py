@@ -17,9 +17,10 @@ from rich.live import Live
 from rich.table import Table
 
 from runstate.cli.options import AsJson, ModelName, existing
-from runstate.cli.output import words, write_json, write_line, write_table
+from runstate.cli.output import counted, words, write_json, write_line, write_table
+from runstate.cli.pipeline import check_spark
 from runstate.errors import InvalidUrl, LogNotFound, RunstateError
-from runstate.following import Follower, SinkOf, store_sink
+from runstate.following import Follower, SinkOf, check_feed, store_sink
 from runstate.logbook import Entry, Logbook
 from runstate.logs.registry import open_log, shown_url
 from runstate.metrics import serve_metrics
@@ -39,7 +40,7 @@ State = Annotated[
     Path | None,
     typer.Option(
         "--state",
-        help="Where the projector keeps its logbook. Default: a directory of this user for these logs.",
+        help="The directory of the projector's logbook. Default: one for these logs in ~/.local/state/runstate.",
         show_default=False,
     ),
 ]
@@ -67,16 +68,20 @@ def project(
     metrics_port: MetricsPort = None,
     as_json: AsJson = False,
 ) -> None:
-    """Keep a snapshot of every stream up to date with the feed, on from where the last projector has ended."""
+    """Keep a snapshot of every stream up to date with the feed. It begins where the projector before it stopped."""
     name = model or default_model(urls[0])
     directory = state or state_directory(urls, name)
+    sink_of = sink_named(to, as_json)
     with ExitStack() as stack:
+        stores = {url: stack.enter_context(existing(url, name)) for url in dict.fromkeys(urls)}
+        for url, store in stores.items():
+            check_feed(url, store.log)
+        # Not before: what is refused leaves no logbook behind.
         book = stack.enter_context(closing(Logbook(directory)))
         stack.enter_context(book.kept_for(sink_name(to)))
         followers = []
-        for url in dict.fromkeys(urls):
-            store = stack.enter_context(existing(url, name))
-            followers.append(Follower(url, store, book, sink_named(to, as_json)))
+        for url, store in stores.items():
+            followers.append(Follower(url, store, book, sink_of))
             if book.is_after_restart:
                 reconcile(followers[-1].projector, url)
         book.reconciled()
@@ -85,12 +90,17 @@ def project(
             stack.callback(stop_serving)
             words.print(f"metrics: http://127.0.0.1:{port}/metrics")
         words.print(f"logbook: {directory}")
-        events = sum(follower.catch_up() for follower in followers)
         for follower in followers:
+            follower.catch_up()
             follower.note()
         if follow:
+            words.print(f"caught up: {_events(followers)}; following, Ctrl-C ends")
             _follow(followers)
-    words.print(f"{events} events projected" + ("" if follow else "; --follow goes on"))
+    words.print(f"{_events(followers)} projected" + ("" if follow else "; --follow goes on"))
+
+
+def _events(followers: list[Follower]) -> str:
+    return counted(sum(follower.events for follower in followers), "event")
 
 
 def reconcile(projector: Projector, url: str) -> None:
@@ -109,12 +119,14 @@ def sink_named(to: str, as_json: bool) -> SinkOf:
     """
     Raises:
         InvalidUrl: there is no such sink.
+        Unsupported: it needs a package that is not installed.
     """
     if to == "store":
         return store_sink
     if to == "console":
         return lambda store, aside: TellingSink(lambda row: tell_row(row, as_json))
     if to.startswith("parquet:") and to != "parquet:":
+        check_spark("Parquet tables need the packages of the pipeline")
         return lambda store, aside: _parquet_sink(Path(to.removeprefix("parquet:")), store, aside)
     raise InvalidUrl(f"{to[:80]!r} is no sink: write store, console or parquet:DIR")
 
@@ -175,10 +187,10 @@ def lag(
     state: State = None,
     as_json: AsJson = False,
 ) -> None:
-    """How far the projector of these logs is behind, measured now, and its alerts. Exit code 1: over five seconds."""
+    """Show how far behind its logs a projector is now, and its open alerts. Exits with 1 if by more than 5 seconds."""
     name = model or default_model(urls[0])
     directory = state or state_directory(urls, name)
-    with closing(Logbook(directory, create=False)) as book:
+    with closing(_logbook(directory, urls)) as book:
         if watch and not as_json:
             _watch(urls, book)
             return
@@ -197,6 +209,20 @@ def lag(
                 )
     if any(each.lag_s > lag_high_s for each in found):
         raise typer.Exit(1)
+
+
+def _logbook(directory: Path, urls: Sequence[str]) -> Logbook:
+    try:
+        return Logbook(directory, create=False)
+    except LogNotFound:
+        _check_there(urls)
+        raise
+
+
+def _check_there(urls: Sequence[str]) -> None:
+    """Of a log that is not there, this is what to tell: not that nobody projects it."""
+    for url in urls:
+        open_log(url, create=False).close()
 
 
 _lag_columns = ("log", "model", "version", "lag", "events", "resyncs", "stale", "projector last seen")
@@ -219,7 +245,8 @@ def _measured(urls: Sequence[str], book: Logbook) -> list[Entry]:
     by_shown = {shown_url(url): url for url in urls}
     found = [entry for entry in book.entries() if entry.url in by_shown]
     if not found:
-        raise LogNotFound(f"The logbook {book.path} knows nothing of {next(iter(by_shown))}")
+        _check_there(urls)
+        raise LogNotFound(f"The logbook {book.path} knows nothing of {next(iter(by_shown))}; 'runstate project' first")
     return [msgspec.structs.replace(entry, lag_s=_lag_s(by_shown[entry.url], entry)) for entry in found]
 
 

@@ -10,12 +10,12 @@ import typer
 
 from runstate.cli.daemon import Name, Place, reached, seen, show_stats
 from runstate.cli.options import AsJson, Limit
-from runstate.cli.output import numbered_lines, words, write_json, write_line, write_table
+from runstate.cli.output import Overlong, numbered_lines, words, write_json, write_line, write_table
 from runstate.errors import InvalidTransition
 from runstate.models.canonical import parse
-from runstate.models.daemon import QueueItem
+from runstate.models.daemon import MaterializedState, QueueItem, scoped
 from runstate.models.daemon.events import default_daemon
-from runstate.runtimes.daemon import Client, Daemon
+from runstate.runtimes.daemon import Client, Daemon, RequestRefused
 from runstate.runtimes.daemon.wire import request_bytes_max
 from runstate.runtimes.daemon.work import items_in, stats_of
 
@@ -37,18 +37,26 @@ def push(
         str | None,
         typer.Argument(help="What is to be done: JSON, or else text. Default: each line of standard input."),
     ] = None,
-    item_id: Annotated[str, typer.Option("--id", help="The item's id. Default: made up.")] = "",
+    item_id: Annotated[
+        str, typer.Option("--id", help="The item's id, refused while the queue holds it. Default: made up.")
+    ] = "",
+    event_id: Annotated[
+        str, typer.Option("--event-id", help="The push's own id: sent again with it, it changes nothing.")
+    ] = "",
     namespace: Namespace = "",
     name: Name = default_daemon,
     as_json: AsJson = False,
 ) -> None:
     """Put items at the end of a queue, and print their ids."""
-    if data is None and item_id:
+    if data is None and (item_id or event_id):
         raise typer.BadParameter("an id is one item's; give its data too")
+    given = [data.encode()] if data is not None else _input()
+    if not given:
+        words.print("nothing to push: standard input has no lines")
+        return
     with reached(place, name, create=True) as daemon:
-        given = [data.encode()] if data is not None else [line for _, line in _input()]
         for each in given:
-            pushed = daemon.push(queue, _value(each), item_id=item_id, namespace=namespace)
+            pushed = daemon.push(queue, _value(each), item_id=item_id, namespace=namespace, event_id=event_id)
             if as_json:
                 write_json({"id": pushed})
             else:
@@ -63,26 +71,52 @@ def take(
     start: Annotated[bool, typer.Option("--start", help="Start the worker first, if there is none.")] = False,
     concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="With --start: items at once.")] = 1,
     lease: Annotated[
-        float, typer.Option("--lease", min=0.001, help="With --start: seconds it may be silent while it is served.")
+        float,
+        typer.Option(
+            "--lease",
+            min=0.001,
+            help="With --start: a daemon that serves takes it for gone after so many seconds without a word from it.",
+        ),
     ] = 3600.0,
     wait: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for an item.")] = 0.0,
     namespace: Namespace = "",
     name: Name = default_daemon,
     as_json: AsJson = False,
 ) -> None:
-    """Take the next item of a queue for a worker, and print it. Exit code 3 if there is none."""
+    """Take the next item of a queue for a worker, and print it. Exit code 3 if it gets none."""
     with reached(place, name) as daemon:
         try:
             item = daemon.take(worker, queue=queue, namespace=namespace, wait_s=wait)
-        except InvalidTransition:
+        except InvalidTransition as error:
+            key = scoped(namespace, worker)
+            if key in daemon.state.workers:
+                raise  # It is there, but works elsewhere or for somebody else: to start it anew would rob it.
             if not start:
-                raise
+                raise InvalidTransition(f"There is no worker {key!r}; start it with --start", worker=key) from error
             daemon.worker(worker, queue, concurrency=concurrency, namespace=namespace, lease_s=lease)
             item = daemon.take(worker, queue=queue, namespace=namespace, wait_s=wait)
-    if item is None:
-        words.print("nothing to take")
-        raise typer.Exit(exit_nothing)
+        if item is None:
+            words.print(_why_nothing(daemon.state, queue, worker, namespace))
+            raise typer.Exit(exit_nothing)
     _show([item], as_json)
+
+
+@app.command("stop")
+def stop(
+    place: Place,
+    workers: Annotated[list[str], typer.Argument(help="The workers.", show_default=False, metavar="WORKER...")],
+    namespace: Namespace = "",
+    name: Name = default_daemon,
+) -> None:
+    """Send workers home. What they hold is given back, and nobody is blamed."""
+    with reached(place, name) as daemon:
+        known = daemon.state.workers
+        for key in (scoped(namespace, worker) for worker in workers):
+            if key not in known:
+                raise InvalidTransition(f"There is no worker {key!r}: it was never started, or is gone", worker=key)
+        for worker in workers:
+            daemon.stop_worker(worker, namespace=namespace)
+    words.print(f"{len(workers)} stopped")
 
 
 @app.command("complete")
@@ -152,26 +186,49 @@ def list_items(
     """Show the items of a queue in the order of their pushes."""
     if status not in ("", "pending", "taken", "failed", "dead"):
         raise typer.BadParameter(f"{status!r} is no status: pending, taken, failed, dead")
-    _show(items_in(seen(place, name), queue, namespace=namespace, status=status, limit=limit), as_json)
+    found, _ = seen(place, name)
+    _show(items_in(found, queue, namespace=namespace, status=status, limit=limit), as_json)
+    if scoped(namespace, queue) not in found.queue_items:
+        holding = ", ".join(sorted(found.queue_items)) or "none"
+        words.print(f"no items in {scoped(namespace, queue)!r}; queues that hold some: {holding}")
 
 
 @app.command("stats")
 def stats(place: Place, name: Name = default_daemon, as_json: AsJson = False) -> None:
     """Show how all queues stand."""
-    found = seen(place, name)
-    if not as_json:
+    found, seq = seen(place, name)
+    if not stats_of(found):
+        words.print("no queue holds items or has workers" if seq else f"no daemon {name!r} has written anything there")
+    elif as_json:
+        for each in stats_of(found):
+            write_json(each)
+    else:
         show_stats(found)
-        return
-    for each in stats_of(found):
-        write_json(each)
+
+
+def _why_nothing(found: MaterializedState, queue: str, worker: str, namespace: str) -> str:
+    record = found.workers.get(scoped(namespace, worker))
+    items = items_in(found, queue, namespace=namespace, status="taken", limit=1_000_000)
+    held = [item.id for item in items if item.worker_name == worker]
+    if record is None or len(held) < record.concurrency:
+        return "nothing to take"
+    return (
+        f"{worker} holds {len(held)} of {record.concurrency}: {', '.join(held)}; complete or fail it first, "
+        "or stop the worker and start it with a higher --concurrency"
+    )
 
 
 def _dead(daemon: Daemon | Client, queue: str, namespace: str) -> list[QueueItem]:
     return daemon.items(queue, namespace=namespace, status="dead", limit=1_000_000)
 
 
-def _input() -> Any:
-    return numbered_lines(sys.stdin.buffer, request_bytes_max)
+def _input() -> list[bytes]:
+    lines = []
+    for number, line in numbered_lines(sys.stdin.buffer, request_bytes_max):
+        if isinstance(line, Overlong):
+            raise RequestRefused(f"Line {number} is longer than {request_bytes_max} bytes; nothing was pushed")
+        lines.append(line)
+    return lines
 
 
 def _value(text: bytes) -> Any:

@@ -19,10 +19,10 @@ from rich.live import Live
 from rich.text import Text
 
 from runstate.cli.options import AsJson
-from runstate.cli.output import words, write_json, write_table
+from runstate.cli.output import counted, words, write_json, write_table
 from runstate.errors import LogNotFound, StreamNotFound
 from runstate.models.rundir import RUNDIR, RunDirectory, RunEvent
-from runstate.runtimes.orchestrator import Orchestrator, RunCancelled, RunFailed, load_graph
+from runstate.runtimes.orchestrator import Orchestrator, RunCancelled, RunExists, RunFailed, load_graph
 from runstate.runtimes.orchestrator.artifacts import ArtifactFiles, newest_items
 from runstate.runtimes.orchestrator.context import Progress
 from runstate.runtimes.orchestrator.pool import ProcessPool
@@ -87,7 +87,8 @@ def resume(
             state = orchestrator.resume(force=set(force or []))
         _report(state, as_json)
         again = len(_finished(state) - finished)
-        words.print(f"{again} work items done now, the others were up to date" if again else "nothing had to be done")
+        done_now = f"{counted(again, 'work item')} done now, the others were up to date"
+        words.print(done_now if again else "nothing had to be done")
 
 
 def status(
@@ -152,7 +153,7 @@ def _a_way_on(runs: Path, run_id: str) -> Iterator[None]:
     """Whoever meets a failure is told where to read about it, and how to go on."""
     try:
         yield
-    except (RunFailed, RunCancelled) as ended:
+    except (RunFailed, RunCancelled, RunExists) as ended:
         if isinstance(ended, RunFailed):
             words.print(f"what happened: {runs / run_id / 'failure.md'}")
         words.print(_way_on(runs, run_id))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from runstate.cli.options import AsJson, Limit, ModelName, Stream, Url, existing
-from runstate.cli.output import progress, words, write_json, write_line, write_table
+from runstate.cli.output import counted, progress, words, write_json, write_line, write_table
 from runstate.errors import LogDamaged, RunstateError, StreamNotFound
 from runstate.logs.log import StoredSnapshot, StreamInfo
 from runstate.store import Store
@@ -32,6 +33,8 @@ def streams(
         else:
             columns = ("stream", "status", "last seq", "events", "tenant", "first stored", "last stored")
             write_table(columns, (_row(info, status) for info, status in rows))
+        if not found:
+            words.print("0 streams" + (f" after {after}" if after else ""))
         if len(found) == limit:
             words.print(f"stopped at --limit {limit}; go on with --after {found[-1].stream}")
 
@@ -52,17 +55,10 @@ def snapshot(
         raise typer.BadParameter("--at-seq and --at-time are two ways to say one thing; give one of them")
     with existing(url, model) as store:
         if project or at_seq is not None or at_time is not None:
-            try:
-                body = store.model.dump(store.snapshot_at(stream, seq=at_seq, at=at_time))
-            except ValueError as error:
-                raise typer.BadParameter(str(error)) from error
+            _refuse_beyond(store, stream, at_seq)
+            body = store.model.dump(store.snapshot_at(stream, seq=at_seq, at=_moment(at_time)))
         else:
-            if store.log.stream(stream) is None:
-                raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-            stored = store.snapshots.stored(stream)
-            if stored is None:
-                raise StreamNotFound(f"No snapshot of {stream!r} is kept; --project folds it from the log")
-            body = stored.body
+            body = _kept(store, stream).body
     write_line(body if as_json else msgspec.json.format(body, indent=2))
 
 
@@ -76,6 +72,7 @@ def diff(
 ) -> None:
     """Show what changed in a stream's state between two places in it."""
     with existing(url, model) as store:
+        _refuse_beyond(store, stream, from_seq, to_seq)
         found = store.diff(stream, from_seq=from_seq, to_seq=to_seq)
     if as_json:
         for change in found:
@@ -112,10 +109,50 @@ def replay(
                 else:
                     write_line(f"{name}: {error.code}: {error}".encode())
     if check:
-        words.print(f"{done} streams: {compared} compared, {done - compared} without a snapshot, {wrong} wrong")
+        words.print(
+            f"{counted(done, 'stream')}: {compared} compared, {done - compared} without a snapshot, {wrong} wrong"
+        )
     else:
-        words.print(f"{done - wrong} streams replayed" + (f", {wrong} could not be" if wrong else ""))
+        words.print(f"{counted(done - wrong, 'stream')} replayed" + (f", {wrong} could not be" if wrong else ""))
     raise typer.Exit(1 if wrong else 0)
+
+
+def _moment(text: str | None) -> datetime | None:
+    try:
+        moment = None if text is None else datetime.fromisoformat(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is no time; write it like 2026-11-15T09:30:00Z") from error
+    if moment is not None and moment.tzinfo is None:
+        raise typer.BadParameter(f"{text!r} has no zone; write it like 2026-11-15T09:30:00Z")
+    return moment
+
+
+def _refuse_beyond(store: Store[Any, Any, Any], stream: str, *seqs: int | None) -> None:
+    """No state is shown as that of an event which has not happened."""
+    info = store.log.stream(stream)
+    for seq in seqs:
+        if info is not None and seq is not None and seq > info.last_seq:
+            raise typer.BadParameter(f"the stream {stream!r} ends at seq {info.last_seq}; it has no {seq}")
+
+
+def _kept(store: Store[Any, Any, Any], stream: str) -> StoredSnapshot:
+    """
+    Raises:
+        StreamNotFound: there is no stream, or nothing that this version of the model has kept of it.
+    """
+    if store.log.stream(stream) is None:
+        raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+    model = store.model
+    stored = store.log.load_snapshot(stream, model.name)
+    if stored is None:
+        raise StreamNotFound(f"No snapshot of {stream!r} is kept; --project folds it from the log", stream=stream)
+    if stored.version != model.version:
+        raise StreamNotFound(
+            f"The snapshot of {stream!r} is of version {stored.version} of the model {model.name!r}, which is at "
+            f"version {model.version} now; --project folds it from the log, `runstate replay` keeps it anew",
+            stream=stream,
+        )
+    return stored
 
 
 def _again(store: Store[Any, Any, Any], stream: str, kept: StoredSnapshot) -> bytes:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Typ
 
 import msgspec
 
-from runstate.errors import InvalidStream
+from runstate.errors import InvalidStream, ModelFailed, RunstateError
 from runstate.models.activity import Activity
 from runstate.models.canonical import canonical, digest
 from runstate.models.envelope import Envelope
+from runstate.models.places import where
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,6 +43,16 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     @property
     def alert_id(self) -> str:
         return f"{self.code}:{self.subject}:{self.event_id}"
+
+    @property
+    def why(self) -> str:
+        """An alert of `Model.refusals` in words: what its details say, or else its code."""
+        said = self.details.get("why")
+        if not said and "priorState" in self.details:
+            said = f"{self.details['priorState']} does not become {self.details.get('attemptedState')}"
+        if not said:
+            return self.code
+        return str(said) if self.code == "INVALID_TRANSITION" else f"{said} ({self.code})"
 
 
 AlertSink = Callable[[Alert], None]
@@ -182,20 +193,51 @@ class Model(ABC, Generic[W, E, S]):
         """The state after one more event. Pure: `state` is left as it was, and nothing else is looked at."""
 
     def refusals(self, state: S, event: E) -> list[Alert]:
-        """Why the event is impossible in this state; empty when it is possible."""
+        """Why the event is impossible in this state; empty when it is possible. `details["why"]` is for people."""
         return []
+
+    def checked_refusals(self, state: S, event: E) -> list[Alert]:
+        """What `refusals` says, for whoever asks a model that somebody else wrote.
+
+        Raises:
+            ModelFailed: it raises, or what it returns is no list of alerts.
+        """
+        try:
+            found = list(self.refusals(state, event))
+        except RunstateError:
+            raise
+        except Exception as error:
+            raise ModelFailed(f"`refusals` of the model {self.name!r} fails: {error!r}{where(error)}") from error
+        for each in found:
+            if not isinstance(each, Alert):
+                raise ModelFailed(
+                    f"`refusals` of the model {self.name!r} must return a list of runstate.Alert, like "
+                    f"[Alert(code=…, level='P3', subject=fact.stream)]; there is {each!r} in it"
+                )
+        return found
 
     def fold(self, state: S, lines: Iterable[bytes], alert: AlertSink | None = None) -> S:
         """Evolve over stored lines, in order. Takes `state` over: the caller goes on with the result alone.
 
         A model may do this faster than one `evolve` at a time, never differently.
+
+        Raises:
+            ModelFailed: the model raises at an event.
         """
         for line in lines:
-            event = self.decode(line)
-            if alert is not None:
-                for refusal in self.refusals(state, event):
-                    alert(refusal)
-            state = self.evolve(state, event)
+            try:
+                event = self.decode(line)
+                refused = [] if alert is None else self.checked_refusals(state, event)
+                state = self.evolve(state, event)
+            except RunstateError:
+                raise
+            except Exception as error:
+                raise ModelFailed(
+                    f"The model {self.name!r} cannot fold an event: {error!r}{where(error)}; is it the right model?"
+                ) from error
+            # Told outside of the above: what a sink raises is no failure of the model.
+            for refusal in refused:
+                alert(refusal)  # type: ignore[misc]
         return state
 
     def column_fold(self) -> ColumnFold | None:

@@ -12,29 +12,42 @@ from typing import Any
 
 from runstate.models.canonical import digest
 
+_package = Path(__file__).parents[1]
+
+
+class NoPlace(ValueError):
+    """The text is not of the form FILE.py:NAME."""
+
 
 def load_place(place: str) -> Any:
     """
     Raises:
-        ValueError: it names no place.
+        NoPlace: it names none.
         Exception: whatever the code at that place raises when it is loaded.
     """
     module, colon, attribute = place.rpartition(":")
     if not colon or not module:
-        raise ValueError(f"{place!r} names no place: write FILE.py:NAME")
+        raise NoPlace(f"{place!r} names no place: write FILE.py:NAME")
     return getattr(_module(module), attribute)
 
 
 def why(place: str, error: BaseException) -> str:
     """Why nothing could be loaded from a place, in words for its author: what went wrong, in which file and line."""
     module, _, attribute = place.rpartition(":")
+    if isinstance(error, NoPlace):
+        return str(error)
     if isinstance(error, FileNotFoundError):
         return f"there is no file {module}"
     if isinstance(error, AttributeError) and error.name == attribute:
         return f"{module} has no {attribute!r}"
+    return f"{type(error).__name__}: {error}{where(error)}"
+
+
+def where(error: BaseException) -> str:
+    """The file and line that an error comes from, in parentheses; nothing where that is none of the author's own."""
     frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+    theirs = [f for f in frames if not f.filename.startswith("<") and not Path(f.filename).is_relative_to(_package)]
+    return f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
 
 
 def _module(place: str) -> ModuleType:

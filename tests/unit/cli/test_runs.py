@@ -150,6 +150,18 @@ def test_a_killed_orchestrator_is_noticed_by_who_watches_and_resume_goes_on(tmp_
     assert resume.returncode == 0
 
 
+def test_a_run_that_is_there_already_says_how_to_go_on_with_it(abandoned: Cli) -> None:
+    Path("app.py").write_text(
+        "from runstate.runtimes.orchestrator import Graph\n"
+        "graph = Graph('k')\n"
+        "@graph.node('n').worker(outputs=['out.txt'])\n"
+        "def work(job): job.write('out.txt', 'x')\n"
+    )
+    refused = abandoned("run", "app.py:graph", "--id", "r")
+    assert (refused.code, "error[run.exists]" in refused.err) == (2, True)
+    assert "go on with: runstate resume runs/r\n" in refused.err
+
+
 # --- no events -------------------------------------------------------------------------------------------------------
 
 

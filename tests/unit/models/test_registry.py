@@ -155,6 +155,27 @@ def test_a_file_with_a_syntax_error_is_refused_with_the_reason(tmp_path: Path) -
         find_model(f"{tmp_path / 'broken_model.py'}:Counter")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("class Counter(:\n", "SyntaxError: invalid syntax (reason.py, line 1)"),
+        ("\nimport no_such_module_anywhere\n", "No module named 'no_such_module_anywhere' ({path}:2)"),
+    ],
+)
+def test_a_reason_names_the_authors_own_file_and_line_alone(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "reason.py"
+    path.write_text(text)
+    with pytest.raises(UnknownModel) as refused:
+        find_model(f"{path}:Counter")
+    assert str(refused.value).endswith(said.format(path=path))
+
+
+def test_a_place_that_is_none_is_told_in_words() -> None:
+    with pytest.raises(UnknownModel) as refused:
+        find_model(":Counter")
+    assert str(refused.value).endswith("cannot be loaded: ':Counter' names no place: write FILE.py:NAME")
+
+
 def test_a_file_that_failed_once_can_be_mended(tmp_path: Path) -> None:
     path = tmp_path / "mended_model.py"
     path.write_text("import no_such_module_anywhere\n")

@@ -125,7 +125,7 @@ def test_a_push_under_a_known_id_is_refused_and_a_retry_is_not(daemon: Daemon) -
 
 def test_an_unknown_worker_can_take_nothing(daemon: Daemon) -> None:
     daemon.push("q")
-    with pytest.raises(InvalidTransition, match=r"no worker 'ghost'.*start it"):
+    with pytest.raises(InvalidTransition, match=r"no worker 'ghost'.*never started"):
         daemon.take("ghost")
     assert types(daemon) == ["queue:pushed"]
 
@@ -300,6 +300,19 @@ def test_a_daemon_that_is_closed_gives_back_what_its_workers_hold(place: Place) 
     daemon.close()
     again = place.open()
     assert (again.state.workers, again.items("q")[0].status) == ({}, "pending")
+
+
+def test_a_daemon_that_dismisses_gives_back_what_workers_with_leases_hold_without_blame(place: Place) -> None:
+    daemon = place.open()
+    for item_id in "12":
+        daemon.push("q", item_id=item_id, namespace="ns")
+    daemon.worker("started", "q", namespace="ns", lease_s=10).take()
+    daemon.close()
+    again = place.open()
+    again.worker("own", "q", namespace="ns").take()
+    again.dismiss()
+    assert again.state.workers == {}
+    assert [(i.status, i.failure_count) for i in again.items("q", namespace="ns")] == [("pending", 0)] * 2
 
 
 def test_after_a_crash_a_worker_has_one_lease_to_be_heard_of(place: Place) -> None:

@@ -356,7 +356,8 @@ class SqliteLog(Handle):
             if primary_code(error) == sqlite3.SQLITE_NOTADB:
                 raise NotALog(f"{self.path} is no SQLite database; it was left untouched") from error
             if primary_code(error) == sqlite3.SQLITE_CANTOPEN:
-                raise LogFailed(f"{self.path} cannot be opened: {error}") from error
+                why = "it is a directory" if self.path.is_dir() else str(error)
+                raise LogFailed(f"{self.path} cannot be opened: {why}") from error
             raise translate(error) from error
         return connection
 

@@ -112,15 +112,26 @@ class Daemon(WorkQueues):
         """
         return self._journal.read(after_seq, limit)
 
+    def dismiss(self) -> None:
+        """Send all workers on record home, those with a lease too: what they hold is given back, and nobody is blamed.
+
+        For the end of a daemon that serves others. `close` alone leaves leases standing: a daemon that was opened for
+        a moment sends nobody home.
+        """
+        self._dismiss(self.look(lambda state: list(state.workers)))
+
     def close(self) -> None:
-        """Stop the workers of this process, giving back what they hold, flush, and let go of the log."""
+        """Stop the workers of this process, giving back what they hold, flush, and let go of the log.
+
+        A worker with a lease stays on record, and has the next daemon's lease to be heard of; see `dismiss`.
+        """
         if self._closing.is_set():
             return
         self._closing.set()
         self._woken.set()
         self._housekeeper.join()
         try:
-            self._dismiss()
+            self._dismiss(self._leases.held())
             self.flush()
         finally:
             with self._lock:
@@ -136,10 +147,10 @@ class Daemon(WorkQueues):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _dismiss(self) -> None:
-        """Stop the workers that this process holds. Where that cannot be stored, the next daemon finds them gone."""
+    def _dismiss(self, keys: list[str]) -> None:
+        """Stop these workers. Where that cannot be stored, the next daemon finds them gone."""
         try:
-            for key in self._leases.held():
+            for key in keys:
                 namespace, _, name = key.rpartition("/")
                 self.stop_worker(name, namespace=namespace)
         except RunstateError as error:

@@ -44,7 +44,7 @@ class Leases:
         """
         found = self._found.get(key)
         if found is None:
-            raise InvalidTransition(f"There is no worker {key!r}; start it first", worker=key)
+            raise InvalidTransition(f"There is no worker {key!r}: it was never started, or is gone", worker=key)
         if found.lasts_s is None and lease is None:
             raise InvalidTransition(f"The worker {key!r} belongs to whoever started it", worker=key)
         if lease is not None and found is not lease:

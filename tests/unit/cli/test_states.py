@@ -1,0 +1,157 @@
+"""streams, snapshot, diff, verify: what they say about nothing, about too much, and about the wrong model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.commands import Cli
+
+door = """
+import msgspec
+from runstate import Alert, TaggedModel
+
+class Opened(msgspec.Struct, tag="opened", frozen=True): ...
+class Closed(msgspec.Struct, tag="closed", frozen=True): ...
+
+class Hall(msgspec.Struct):
+    open: bool = False
+
+class Door(TaggedModel[Opened | Closed, Hall]):
+    name, version = "door", 1
+    events, state = Opened | Closed, Hall
+
+    def evolve(self, state, fact):
+        return Hall(isinstance(fact.event, Opened))
+
+    def refusals(self, state, fact):
+        return []
+"""
+opened = b'{"stream":"front","key":"k1","event":{"type":"opened"}}\n'
+
+
+def write_door(name: str, **changes: tuple[str, str]) -> tuple[str, str]:
+    """A model in a file of its own, since one that was loaded stays loaded; and the option that names it."""
+    text = door
+    for line, instead in changes.values():
+        assert line in text
+        text = text.replace(line, instead)
+    Path(f"{name}.py").write_text(text)
+    return "--model", f"{name}.py:Door"
+
+
+@pytest.fixture
+def front(cli: Cli) -> Cli:
+    """A log with one event, of a model that is not the log's default one."""
+    assert cli("append", "sqlite:doors.db", *write_door("door"), stdin=opened).code == 0
+    return cli
+
+
+model = ("--model", "door.py:Door")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("snapshot", "sqlite:doors.db", "front", "--at-seq", "2"),
+        ("diff", "sqlite:doors.db", "front", "--from", "0", "--to", "2"),
+        ("diff", "sqlite:doors.db", "front", "--from", "98", "--to", "1"),
+    ],
+)
+def test_a_place_beyond_the_end_is_refused_with_where_the_end_is(front: Cli, arguments: tuple[str, ...]) -> None:
+    refused = front(*arguments, *model)
+    assert (refused.code, refused.out) == (2, "")
+    assert "ends at seq 1" in refused.err
+
+
+def test_the_last_place_and_the_one_before_the_first_are_not_beyond_the_end(front: Cli) -> None:
+    assert front("diff", "sqlite:doors.db", "front", "--from", "0", "--to", "1", *model, "--json").rows != []
+    assert front("snapshot", "sqlite:doors.db", "front", "--at-seq", "1", *model).code == 0
+
+
+@pytest.mark.parametrize("time", ["yesterday", "2026-11-15T09:30:00"])
+def test_a_time_that_is_none_is_refused_with_an_example(front: Cli, time: str) -> None:
+    refused = front("snapshot", "sqlite:doors.db", "front", "--at-time", time, *model)
+    assert refused.code == 2
+    assert "2026-11-15T09:30:00Z" in refused.err
+
+
+def test_a_snapshot_of_another_version_is_told_as_such(front: Cli) -> None:
+    newer = write_door("newer", version=('"door", 1', '"door", 2'))
+    refused = front("snapshot", "sqlite:doors.db", "front", *newer)
+    assert (refused.code, refused.out) == (3, "")
+    assert "is of version 1 of the model 'door', which is at version 2 now" in refused.err
+    assert "`runstate replay` keeps it anew" in refused.err
+    assert front("replay", "sqlite:doors.db", *newer).code == 0
+    assert front("snapshot", "sqlite:doors.db", "front", *newer).code == 0
+
+
+@pytest.mark.parametrize("command", [("snapshot", "--project"), ("diff", "--from", "0", "--to", "1")])
+def test_a_stream_of_another_model_says_through_which_it_was_read(front: Cli, command: tuple[str, ...]) -> None:
+    refused = front(command[0], "sqlite:doors.db", "front", *command[1:])
+    assert (refused.code, refused.out) == (2, "")
+    assert "is 'engine' the right model?" in refused.err
+
+
+def test_an_empty_log_has_no_streams_and_says_so(cli: Cli) -> None:
+    Path("empty").mkdir()
+    assert cli("streams", "ndjson:empty").err == "0 streams\n"
+    assert cli("streams", "ndjson:empty", "--json").out == ""
+    assert "0 streams" in cli("verify", "ndjson:empty").err
+
+
+def test_a_log_that_is_not_empty_is_simply_intact(front: Cli) -> None:
+    assert front("verify", "sqlite:doors.db").err == "intact\n"
+    assert front("streams", "sqlite:doors.db", *model).err == ""
+    assert front("replay", "sqlite:doors.db", *model).err == "1 stream replayed\n"
+
+
+# --- refusals of a model of one's own --------------------------------------------------------------------------------
+
+wrong_refusals = {
+    "raises": ("return []", "return 1 / 0", "ZeroDivisionError"),
+    "gives text": ("return []", "return ['locked']", "runstate.Alert"),
+    "gives nothing": ("return []", "pass", "TypeError"),
+}
+
+
+@pytest.mark.parametrize("case", wrong_refusals)
+def test_refusals_that_fail_are_the_models_failure(cli: Cli, case: str, caplog: pytest.LogCaptureFixture) -> None:
+    line, instead, said = wrong_refusals[case]
+    broken = write_door(f"broken_{case.replace(' ', '_')}", refusals=(line, instead))
+    refused = cli("append", "sqlite:doors.db", "--check-transitions", *broken, stdin=opened)
+    assert refused.code == 2
+    assert "error[model.failed] `refusals` of the model 'door'" in refused.err
+    assert said in refused.err
+    assert cli("append", "sqlite:doors.db", *broken, stdin=opened).code == 0  # Stored, and its snapshot is an alert.
+    assert "SNAPSHOT_FAILED" in caplog.text
+    projected = cli("project", "sqlite:doors.db", "--state", "state", *broken)
+    assert (projected.code, "error[model.failed] `refusals`" in projected.err) == (2, True)
+
+
+def test_the_place_of_a_models_failure_is_told(cli: Cli) -> None:
+    broken = write_door("broken_evolve", evolve=("return Hall", "return 1 / 0, Hall"))
+    number = 1 + Path("broken_evolve.py").read_text().split("\n").index(
+        "        return 1 / 0, Hall(isinstance(fact.event, Opened))"
+    )
+    refused = cli("append", "sqlite:doors.db", "--check-transitions", *broken, stdin=opened)
+    assert refused.code == 2
+    assert f"broken_evolve.py:{number})" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("details", "said"),
+    [
+        ("{}", "opened is impossible: LOCKED; nothing was written"),
+        ("{'why': 'it is locked'}", "opened is impossible: it is locked (LOCKED); nothing was written"),
+        ("{'message': 'x', 'index': 7}", "line 1: opened is impossible: LOCKED; nothing was written"),
+    ],
+)
+def test_a_refusal_is_told_with_its_code_and_its_reason(cli: Cli, details: str, said: str) -> None:
+    alert = f"return [Alert(code='LOCKED', level='P3', subject=fact.stream, details={details})]"
+    locked = write_door(f"locked_{len(details)}", refusals=("return []", alert))
+    refused = cli("append", "sqlite:doors.db", "--check-transitions", *locked, stdin=opened)
+    assert (refused.code, refused.out) == (2, "")
+    assert said in refused.err
+    as_data = cli("append", "sqlite:doors.db", "--check-transitions", *locked, "--json", stdin=opened)
+    assert '"refusal":"LOCKED"' in as_data.err
