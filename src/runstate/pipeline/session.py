@@ -54,6 +54,13 @@ logger.query.name = org.apache.spark.sql.execution
 logger.query.level = off
 """
 
+# For a page that is not shown, Spark would keep the last thousand queries, jobs and stages; a stream has many.
+_short_memory = {
+    "spark.sql.ui.retainedExecutions": "10",
+    "spark.ui.retainedJobs": "50",
+    "spark.ui.retainedStages": "50",
+    "spark.ui.retainedTasks": "500",
+}
 _needed = {"spark.sql.python.filterPushdown.enabled": "true"}
 """Without this, Spark refuses any query on a source that can filter, as ours can."""
 _preferred = {
@@ -254,6 +261,7 @@ def _defaults(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
     """Settings that depend on where Spark runs."""
     made = {
         "spark.ui.enabled": "false",
+        **({} if conf.get("spark.ui.enabled") == "true" else _short_memory),
         "spark.ui.showConsoleProgress": "false",
         # Less waiting for each Python task than on a TCP socket.
         "spark.python.unix.domain.socket.enabled": "true",
