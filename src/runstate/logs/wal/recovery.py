@@ -227,7 +227,7 @@ def _cut(disk: Disk, files: StreamFiles, file: File, scan: _Scan, report: list[F
             # A power cut leaves zeros in a write that it interrupts, and a disk that loses what it had flushed does so
             # too. Nobody can tell them apart, so no seq that may have been acknowledged there is used again. Noted
             # before the cut: behind it nothing tells of the zeros any more.
-            floor_seq = _highest_given(files, file, scan, size)
+            floor_seq = _highest_given(files, file, scan, size, _seqs_behind(files, file, scan, size))
             write_ledger(disk, files, msgspec.structs.replace(scan.held.ledger, floor_seq=floor_seq))
             message += f"; zeros hide what stood there, so the next seq is {floor_seq + 1}"
         file.truncate(start)
@@ -254,7 +254,7 @@ def _rotate(disk: Disk, files: StreamFiles, file: File, scan: _Scan, report: lis
     data = file.read_at(0, file.size())
     evidence = keep_copy(disk, files.wal, data)
     lost = _seqs_behind(files, file, scan, len(data))
-    floor_seq = _highest_given(files, file, scan, len(data))
+    floor_seq = _highest_given(files, file, scan, len(data), lost)
     ledger = msgspec.structs.replace(scan.held.ledger, last_seq=scan.seq, floor_seq=floor_seq)
     damage = scan.damage or Damage(ENTRY_DAMAGED, "The last line is not whole, and no crash has left it so")
     message = (
@@ -266,12 +266,12 @@ def _rotate(disk: Disk, files: StreamFiles, file: File, scan: _Scan, report: lis
     _tell(report, _finding(files, damage.code, message, scan.seq + 1, **details))
 
 
-def _highest_given(files: StreamFiles, file: File, scan: _Scan, size: int) -> int:
+def _highest_given(files: StreamFiles, file: File, scan: _Scan, size: int, behind: list[int]) -> int:
     """The highest seq that may have been given out, by everything that tells of some."""
     end = last_entry(files.stream, file, size)
     # Where the end itself is damaged, nobody knows which seqs stood there: none that was reserved is used again.
     last = scan.held.ledger.reserved if end is None else end.seq
-    return max(scan.held.last_seq, scan.seq, last, *_seqs_behind(files, file, scan, size))
+    return max(scan.held.last_seq, scan.seq, last, *behind)
 
 
 def _seqs_behind(files: StreamFiles, file: File, scan: _Scan, size: int) -> list[int]:
