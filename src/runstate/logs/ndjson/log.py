@@ -17,7 +17,7 @@ from runstate.errors import InvalidUrl, StreamNotFound
 from runstate.logs.adoption import check_records
 from runstate.logs.blobs import Blobs
 from runstate.logs.directories import lock_in, prepare_root, streams_among, translated
-from runstate.logs.disk import Disk, RealDisk
+from runstate.logs.disk import Disk, File, RealDisk
 from runstate.logs.handle import Handle
 from runstate.logs.log import (
     AppendResult,
@@ -37,7 +37,7 @@ from runstate.logs.log import (
 from runstate.logs.ndjson.files import RunFiles, guessed, run_files, stamped
 from runstate.logs.ndjson.index import find_snapshot, read_index
 from runstate.logs.ndjson.reading import Mark, View, extent
-from runstate.logs.ndjson.recovery import repair
+from runstate.logs.ndjson.recovery import Held, repair
 from runstate.logs.ndjson.run import Gone, Job, Run
 from runstate.logs.ndjson.verify import verify_run
 from runstate.logs.tombstones import Sweeper, bury
@@ -122,7 +122,7 @@ class NdjsonLog(Handle):
 
     def find(self, stream: str, key: str) -> Record | None:
         check_stream(stream)
-        held = None if (run := self._runs.get(stream)) is None else run.held
+        held = self._held(stream)
         if held is not None:
             seq = held.keys.get(key)
             found = [] if seq is None else self.read(stream, after_seq=seq - 1, limit=1)
@@ -142,7 +142,7 @@ class NdjsonLog(Handle):
 
     def stream(self, stream: str) -> StreamInfo | None:
         check_stream(stream)
-        held = None if (run := self._runs.get(stream)) is None else run.held
+        held = self._held(stream)
         if held is not None:
             self._check_open()
             return held.info(stream)
@@ -260,11 +260,9 @@ class NdjsonLog(Handle):
         """A run's file to read from, with marks to begin near what is after a seq; None where there is none."""
         self._check_open()
         files = self._files(stream)
-        held = None if (run := self._runs.get(stream)) is None else run.held
         with translated():
-            try:
-                file = self._disk.open(files.events, read_only=True)
-            except (FileNotFoundError, NotADirectoryError):
+            file, held = self._opened(files)
+            if file is None:
                 yield None
                 return
             with closing(file):
@@ -278,6 +276,23 @@ class NdjsonLog(Handle):
                 view = View(stream, file, extent(self._disk, files, file), marks)
                 yield view
                 self._remember(stream, view.last)
+
+    def _opened(self, files: RunFiles) -> tuple[File | None, Held | None]:
+        """A run's file to read from, if there is one, and what its writer in this process knows of that same file."""
+        while True:
+            held = self._held(files.stream)
+            try:
+                file = self._disk.open(files.events, read_only=True)
+            except (FileNotFoundError, NotADirectoryError):
+                return None, None
+            # Else a writer has come or gone meanwhile, or the run was deleted: the file may be another than its own.
+            if self._held(files.stream) is held:
+                return file, held
+            file.close()
+
+    def _held(self, stream: str) -> Held | None:
+        run = self._runs.get(stream)
+        return None if run is None else run.held
 
     def _remember(self, stream: str, mark: Mark | None) -> None:
         if mark is None:

@@ -39,44 +39,41 @@ TORN_TAIL = "log.torn_tail"
 class Held:
     """What a writer knows of its run: every key, and where every line begins. All of it is durable."""
 
-    __slots__ = (
-        "before",
-        "crc",
-        "end",
-        "file",
-        "first_at",
-        "keys",
-        "last_at",
-        "last_line",
-        "offsets",
-        "previous",
-        "tenant",
-    )
+    __slots__ = ("bounds", "crc", "file", "first_at", "keys", "last_at", "previous", "tenant")
 
     def __init__(self) -> None:
         self.file: File | None = None
-        self.end = self.crc = 0
-        self.offsets = array("q")
+        self.crc = 0
+        self.bounds = array("q", [0])
+        """Where each line begins, and where the last one ends. It alone tells readers how far they may read."""
         self.keys: dict[str, int] = {}
         self.previous: bytes | None = None
         self.tenant = self.first_at = self.last_at = ""
 
     @property
     def seq(self) -> int:
-        return len(self.offsets)
+        return len(self.bounds) - 1
 
-    def add(self, line: bytes, body: bytes, envelope: Envelope) -> None:
-        self.offsets.append(self.end)
-        self.keys.setdefault(envelope.key, len(self.offsets))
-        if not self.end:
-            self.tenant, self.first_at = envelope.tenant, envelope.persisted_at
-        self.last_at, self.previous = envelope.persisted_at, body
-        self.end += len(line) + 1
-        self.crc = crc32(b"\n", crc32(line, self.crc))
+    @property
+    def end(self) -> int:
+        return self.bounds[-1]
+
+    def add(self, *lines: tuple[bytes, bytes, Envelope]) -> None:
+        """Take note of lines, each with the model's line in it. A reader sees all of them at once, or none."""
+        seq, end, bounds = self.seq, self.end, array("q")
+        for line, body, envelope in lines:
+            seq, end = seq + 1, end + len(line) + 1
+            bounds.append(end)
+            self.keys.setdefault(envelope.key, seq)
+            if seq == 1:
+                self.tenant, self.first_at = envelope.tenant, envelope.persisted_at
+            self.last_at, self.previous = envelope.persisted_at, body
+            self.crc = crc32(b"\n", crc32(line, self.crc))
+        self.bounds.extend(bounds)
 
     def span(self, seq: int) -> tuple[int, int]:
         """Where a line begins, and where the next one does."""
-        return self.offsets[seq - 1], self.end if seq == self.seq else self.offsets[seq]
+        return self.bounds[seq - 1], self.bounds[seq]
 
     def mark(self, seq: int, file: File) -> Mark | None:
         """The mark after a line of the run's file; None where there is no such line."""
@@ -125,12 +122,12 @@ def _read(stream: str, file: File, end: int, index: Index) -> Held:
         seq = held.seq + 1
         try:
             if held.end < trusted:
-                held.add(line, check_line(seq, line, held.previous), envelope_of(line))
+                held.add((line, check_line(seq, line, held.previous), envelope_of(line)))
                 if held.end >= trusted and held.crc != index.crc:
                     return _read(stream, file, end, Index())
             else:
                 record = read_line(stream, seq, line, held.previous)
-                held.add(line, record.body, Envelope(record.key, record.tenant, record.persisted_at))
+                held.add((line, record.body, Envelope(record.key, record.tenant, record.persisted_at)))
         except Damage as damage:
             if not is_torn(stream, file, seq, held.end, end, held.previous):
                 raise damaged(stream, damage, seq, held.end) from damage
@@ -159,7 +156,7 @@ def _cut(disk: Disk, files: RunFiles, file: File, held: Held, report: list[Findi
     file.truncate(held.end)
     if kept is not None:
         file.append(kept + b"\n")
-        held.add(kept, read_line(files.stream, held.seq + 1, kept, held.previous).body, envelope_of(kept))
+        held.add((kept, read_line(files.stream, held.seq + 1, kept, held.previous).body, envelope_of(kept)))
     logger.warning("%s: %s", files.stream, finding.message)
     report.append(finding)
 

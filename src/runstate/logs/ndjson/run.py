@@ -231,7 +231,7 @@ class Run:
         try:
             return read_line(self.files.stream, seq, line, previous)
         except Damage as damage:
-            raise damaged(self.files.stream, damage, seq, held.offsets[seq - 1]) from damage
+            raise damaged(self.files.stream, damage, seq, held.bounds[seq - 1]) from damage
 
     @staticmethod
     def _line(held: Held, seq: int) -> bytes:
@@ -262,8 +262,9 @@ class Run:
             # Not flushed: after a crash the old announcement tells of bytes that are all there.
             with suppress(OSError):
                 self._pending.truncate(0)
-        for line, record in zip(group.lines, group.records.values(), strict=True):
-            held.add(line, record.body, Envelope(record.key, record.tenant, record.persisted_at))
+        envelopes = (Envelope(record.key, record.tenant, record.persisted_at) for record in group.records.values())
+        bodies = (record.body for record in group.records.values())
+        held.add(*zip(group.lines, bodies, envelopes, strict=True))
         return None
 
     def _announce(self, announcement: Announcement) -> None:
