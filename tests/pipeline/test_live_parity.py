@@ -386,9 +386,9 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(url: str, tmp_path: Path) 
     command = [sys.executable, "-m", "runstate", "pipeline", "stream", url, "--to", to, "--state", str(state), *_quick]
     fleet.step()
     # Not into a pipe, which nobody would empty: a projector that has much to tell would wait for a reader for ever.
-    told = tmp_path / "told"
-    for _ in range(rounds):
-        with told.open("w") as file:
+    # And each into its own file: the Java process of a driver that was killed lives, and complains, a little longer.
+    for number in range(rounds):
+        with (tmp_path / f"told-{number}").open("w") as file:
             process, book = subprocess.Popen(command, stderr=file), Logbook(state)
         with closing(book):
             before = sum(entry.events for entry in book.entries())
@@ -398,6 +398,7 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(url: str, tmp_path: Path) 
             time.sleep(random.random() * 0.1)  # Into the middle of some batch.
         process.kill()
         process.wait()
+    told = tmp_path / "told"
     with told.open("w") as file:
         process = subprocess.Popen(command, stderr=file)
     with closing(Logbook(state)) as book:
