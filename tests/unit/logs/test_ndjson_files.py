@@ -9,9 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path, PurePath, PurePosixPath
-from threading import Event
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +18,6 @@ from runstate.conformance.notes import keys, note, notes, numbered, snapshot, st
 from runstate.conformance.workers import Worker, check_stored
 from runstate.conformance.writer import Task
 from runstate.errors import InvalidUrl, LogBusy, LogClosed, LogDamaged, LogFailed, LogNotFound, NotALog
-from runstate.logs.disk import File
 from runstate.logs.log import StoredSnapshot
 from runstate.logs.ndjson import NdjsonLog, open_url
 from runstate.logs.ndjson import log as log_module
@@ -548,43 +545,3 @@ def test_a_page_of_100_000_runs_is_listed_fast(tmp_path: Path) -> None:
         assert (len(page), page[0].stream, page[-1].stream) == (1000, "run-050000", "run-050999")
     shutil.rmtree(tmp_path / "runs")
     assert min(spent) < 0.5
-
-
-class RunBegunMeanwhile(SimulatedDisk):
-    """Just when somebody looks for a run's file, another thread begins the run, and waits in its flush."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.begin: Callable[[], object] | None = None
-        self.writer = ThreadPoolExecutor(1)
-        self.is_flushing, self.may_end = Event(), Event()
-
-    def open(self, path: PurePath, *, create: bool = False, read_only: bool = False) -> File:
-        if read_only and path.name == "events.ndjson" and self.begin is not None:
-            begin, self.begin = self.begin, None
-            self.written = self.writer.submit(begin)
-            assert self.is_flushing.wait(20)
-        return super().open(path, create=create, read_only=read_only)
-
-    def create(self, path: PurePath) -> File:
-        file = super().create(path)
-        if path.name == "events.ndjson":
-            sync = file.sync
-
-            def wait_and_sync() -> None:
-                self.is_flushing.set()
-                assert self.may_end.wait(20)
-                sync()
-
-            file.sync = wait_and_sync  # type: ignore[method-assign]
-        return file
-
-
-def test_what_is_not_flushed_yet_is_not_read_by_whoever_was_looking_when_the_run_began() -> None:
-    disk = RunBegunMeanwhile()
-    with NdjsonLog(PurePosixPath("/runs"), disk=disk) as log:
-        disk.begin = lambda: log.append("r", notes("a", "b"))
-        assert (log.read("r"), log.stream("r")) == ([], None)
-        disk.may_end.set()
-        disk.written.result()
-        assert keys(stored(log, "r")) == ["a", "b"]

@@ -146,14 +146,20 @@ class Writers:
 
     def opened(self, stream: str) -> OpenedWal | None:
         """A stream's WAL, up to where it is durable; None where there is none."""
-        files, writer = StreamFiles(self._root, stream), self._open.get(stream)
+        files = StreamFiles(self._root, stream)
         try:
-            if writer is not None:
-                with writer.gate:
-                    if writer.held is not None:
-                        file = self._disk.open(files.wal, read_only=True)
-                        return OpenedWal(file, writer.held.end, writer.held.end, (writer, writer.generation))
-            file = self._disk.open(files.wal, read_only=True)
+            while True:
+                writer = self._open.get(stream)
+                if writer is not None:
+                    with writer.gate:
+                        if writer.held is not None:
+                            file = self._disk.open(files.wal, read_only=True)
+                            return OpenedWal(file, writer.held.end, writer.held.end, (writer, writer.generation))
+                file = self._disk.open(files.wal, read_only=True)
+                writer = self._open.get(stream)
+                if writer is None or writer.held is None:
+                    break
+                file.close()  # Somebody has begun to write to it meanwhile, and knows how much of it is durable.
         except (FileNotFoundError, NotADirectoryError):
             return None
         try:
