@@ -10,7 +10,7 @@ from time import monotonic
 
 from runstate.errors import LogFailed, RunstateError
 from runstate.logs.log import AppendResult, Record, check_expected, now
-from runstate.logs.wal.entries import Entry, Envelope, check_body, write_entry
+from runstate.logs.wal.entries import Entry, Envelope, check_body, write_members
 from runstate.logs.wal.recovery import Held
 from runstate.logs.wal.tickets import Batch, Outcome, Settler, Ticket
 from runstate.models.model import Draft
@@ -27,7 +27,7 @@ class Buffer:
 
     @property
     def is_empty(self) -> bool:
-        return not self.filling.lines and not self.flushing.lines
+        return not self.filling.entries and not self.flushing.entries
 
     def rewind(self, held: Held) -> None:
         """Go on from what is durable."""
@@ -39,28 +39,47 @@ class Buffer:
         Raises:
             SequenceConflict, LogFailed: nothing was buffered.
         """
-        new: dict[str, Draft] = {}
-        filling, flushing, stored, removed = self.filling.entries, self.flushing.entries, held.keys, held.old_keys
-        for draft in drafts:
-            key = draft.key
-            if not (key in filling or key in stored or key in flushing or key in removed):
-                new.setdefault(key, draft)
+        batch, seq, previous, after = self.filling, self._seq, self._previous, self._tail
+        filling, flushing, stored, removed = batch.entries, self.flushing.entries, held.keys, held.old_keys
+        new: dict[str, Entry] = {}
+        results = []
+        if not filling:
+            batch.persisted_at, batch.born = now(), monotonic()
+        try:
+            for draft in drafts:
+                key, event_id = draft.key, draft.event_id
+                if key in filling or key in stored or key in flushing or key in removed or key in new:
+                    results.append(self._first_result(held, new.get(key), draft))
+                    continue
+                seq, persisted_at = seq + 1, batch.persisted_at
+                body = draft.render(seq, persisted_at, previous)
+                check_body(body)
+                envelope = Envelope(
+                    event_id,
+                    draft.type,
+                    persisted_at,
+                    None if key == event_id else key,
+                    draft.tenant,
+                    draft.emitted_at,
+                    None if after == seq - 1 else after,
+                    0,
+                    not (filling or new),
+                )
+                new[key] = Entry(seq, envelope, body)
+                results.append(AppendResult(event_id, seq, persisted_at))
+                previous, after = body, seq
+            members = _members(new)
+        except RunstateError:
+            raise
+        except Exception as error:  # What a draft does wrong must reach its caller as an error of ours.
+            raise LogFailed(f"It cannot be written: {error!r}") from error
         if not new:
-            first = [self._first_result(held, None, draft) for draft in drafts]
-            return Ticket(self._settler, self._outcome_of(drafts), first)
+            return Ticket(self._settler, self._outcome_of(drafts), results)
         # Between the last entry and the last seq that was given out there is nothing left that a caller could not know.
         if expected_seq is None or not self._tail <= expected_seq <= self._seq:
             check_expected(self._stream, self._seq, expected_seq)
-        entries, lines = self._rendered(new)
-        results = []
-        for draft in drafts:
-            entry = entries.get(draft.key)
-            if entry is None or new.pop(draft.key, None) is None:
-                results.append(self._first_result(held, entry, draft))
-            else:
-                results.append(AppendResult(draft.event_id, entry.seq, entry.envelope.persisted_at))
-        self._take(entries, lines)
-        return Ticket(self._settler, self.filling.outcome, results)
+        self._take(new, members)
+        return Ticket(self._settler, batch.outcome, results)
 
     def add_records(self, records: Sequence[Record]) -> Ticket:
         """Take over records of another log, which the caller has found to fit.
@@ -69,28 +88,27 @@ class Buffer:
             LogFailed: one of them cannot be written.
         """
         entries: dict[str, Entry] = {}
-        lines: list[bytes] = []
         tail = self._tail
-        for left, record in zip(range(len(records) - 1, -1, -1), records, strict=True):
-            envelope = Envelope(
-                record.event_id,
-                record.type,
-                record.persisted_at,
-                None if record.key == record.event_id else record.key,
-                record.tenant,
-                record.emitted_at,
-                None if record.seq == tail + 1 else tail,
-                left,
-                not (lines or self.filling.lines),
-            )
-            try:
+        try:
+            for record in records:
+                envelope = Envelope(
+                    record.event_id,
+                    record.type,
+                    record.persisted_at,
+                    None if record.key == record.event_id else record.key,
+                    record.tenant,
+                    record.emitted_at,
+                    None if record.seq == tail + 1 else tail,
+                    0,
+                    not (entries or self.filling.entries),
+                )
                 check_body(record.body)
-                lines.append(write_entry(record.seq, record.body, envelope))
-            except (ValueError, TypeError, RecursionError) as error:
-                raise LogFailed(f"Event {record.seq} of {record.stream!r} cannot be written: {error}") from error
-            entries[record.key] = Entry(record.seq, envelope, record.body)
-            tail = record.seq
-        self._take(entries, lines)
+                entries[record.key] = Entry(record.seq, envelope, record.body)
+                tail = record.seq
+            members = _members(entries)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise LogFailed(f"Event {record.seq} of {record.stream!r} cannot be written: {error}") from error
+        self._take(entries, members)
         return Ticket(self._settler, self.filling.outcome, [])
 
     def begin_flush(self) -> Batch:
@@ -100,10 +118,10 @@ class Buffer:
     def end_flush(self, held: Held | None, failure: RunstateError | None) -> None:
         """Tell everybody what became of the flush."""
         batch, self.flushing = self.flushing, Batch()
-        if failure is None and batch.lines and held is not None:
+        if failure is None and batch.entries and held is not None:
             entries = list(batch.entries.values())
             ends = entries[0].envelope, entries[-1].envelope
-            held.add(batch.entries, [entry.seq for entry in entries], ends, sum(map(len, batch.lines)))
+            held.add(batch.entries, [entry.seq for entry in entries], ends, batch.size)
             held.previous = entries[-1].body
         batch.outcome.tell(failure)
         if failure is not None:
@@ -118,38 +136,10 @@ class Buffer:
         entry = self.filling.entries.get(key) or self.flushing.entries.get(key) or held.old_keys.get(key)
         return held.keys.get(key) if entry is None else entry.seq
 
-    def _rendered(self, drafts: dict[str, Draft]) -> tuple[dict[str, Entry], list[bytes]]:
-        """The entries that drafts become, by key, and their lines."""
-        filling = self.filling
-        is_first = not filling.lines
-        if is_first:
-            filling.persisted_at = now()
-        persisted_at, seq, previous, more = filling.persisted_at, self._seq, self._previous, len(drafts)
-        after = None if self._tail == seq else self._tail
-        entries: dict[str, Entry] = {}
-        lines: list[bytes] = []
-        try:
-            for key, draft in drafts.items():
-                seq, more, event_id = seq + 1, more - 1, draft.event_id
-                body = draft.render(seq, persisted_at, previous)
-                check_body(body)
-                own_key = None if key == event_id else key
-                envelope = Envelope(
-                    event_id, draft.type, persisted_at, own_key, draft.tenant, draft.emitted_at, after, more, is_first
-                )
-                lines.append(write_entry(seq, body, envelope))
-                entries[key] = Entry(seq, envelope, body)
-                previous, after, is_first = body, None, False
-        except Exception as error:  # What a draft does wrong must reach its caller as an error of ours.
-            raise LogFailed(f"It cannot be written: {error!r}") from error
-        return entries, lines
-
-    def _take(self, entries: dict[str, Entry], lines: list[bytes]) -> None:
+    def _take(self, entries: dict[str, Entry], members: list[bytes]) -> None:
         batch = self.filling
-        if not batch.lines:
-            batch.born = monotonic()
-        batch.lines += lines
         batch.entries |= entries
+        batch.members += members
         _, last = entries.popitem()
         self._seq = self._tail = last.seq
         self._previous = last.body
@@ -174,3 +164,14 @@ class Buffer:
             return AppendResult(old.event_id, old.seq, old.persisted_at, True, False)
         differs = not draft.same_content(first.body)
         return AppendResult(first.event_id, first.seq, first.persisted_at, True, False, differs)
+
+
+def _members(entries: dict[str, Entry]) -> list[bytes]:
+    """What the envelopes of one append become, each told how many entries follow it."""
+    more = len(entries)
+    members = []
+    for entry in entries.values():
+        more -= 1
+        entry.envelope.more = more
+        members.append(write_members(entry.envelope))
+    return members

@@ -26,7 +26,8 @@ from runstate.logs.wal.entries import (
     intact_envelopes,
     read_entry,
     whole_entry,
-    write_entry,
+    write_entries,
+    write_members,
 )
 from runstate.logs.wal.files import StreamFiles, keep_copy, move_aside, remove_leftovers
 from runstate.logs.wal.ledger import Ledger, OldKey, Removed, read_ledger, read_old_keys, write_ledger
@@ -287,7 +288,8 @@ def _closed(stream: str, file: File, end: int) -> bytes:
     if entry is None or not entry.envelope.more:
         return data
     start = data.rfind(b"\n", 0, -1) + 1
-    return data[:start] + write_entry(entry.seq, entry.body, msgspec.structs.replace(entry.envelope, more=0))
+    entry.envelope.more = 0
+    return data[:start] + write_entries([entry], [write_members(entry.envelope)])
 
 
 def replace_wal(disk: Disk, files: StreamFiles, ledger: Ledger, data: bytes) -> Ledger:

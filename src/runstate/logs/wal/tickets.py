@@ -85,12 +85,15 @@ class Ticket(msgspec.Struct, eq=False, gc=False):
 class Batch:
     """What one flush writes."""
 
-    __slots__ = ("born", "entries", "lines", "outcome", "persisted_at")
+    __slots__ = ("born", "entries", "members", "outcome", "persisted_at", "size")
 
     def __init__(self) -> None:
-        self.lines: list[bytes] = []
         self.entries: dict[str, Entry] = {}
         """By key."""
+        self.members: list[bytes] = []
+        """What the envelope of each entry becomes in its line."""
+        self.size = 0
+        """Of all lines, in bytes, once they are written."""
         self.outcome = Outcome()
         self.born = 0.0
         """When its first entry came, by the monotonic clock."""

@@ -20,6 +20,7 @@ from runstate.logs.directories import create_in, translate
 from runstate.logs.disk import Disk
 from runstate.logs.log import Finding, Record
 from runstate.logs.wal.buffer import Buffer
+from runstate.logs.wal.entries import write_entries
 from runstate.logs.wal.files import StreamFiles
 from runstate.logs.wal.ledger import reserve_step, write_ledger
 from runstate.logs.wal.options import WalOptions
@@ -98,12 +99,12 @@ class Writer:
             if is_waited_for:
                 waiter = self._enlisted(ticket.outcome)
             else:
-                lines, due = len(self._buffer.filling.lines), self.options.flush_entries
-                if self._flusher is None or lines <= len(drafts) or lines - len(drafts) < due <= lines:
+                gathered, due = len(self._buffer.filling.entries), self.options.flush_entries
+                if self._flusher is None or gathered <= len(drafts) or gathered - len(drafts) < due <= gathered:
                     self._ring()
         if is_waited_for:
             self._await(ticket.outcome, waiter, None)
-        elif lines >= self._crowd:
+        elif gathered >= self._crowd:
             ticket.wait()
         return ticket
 
@@ -175,8 +176,8 @@ class Writer:
     def flush(self) -> None:
         """Flush everything that was buffered before."""
         with self.gate:
-            batch = self._buffer.filling if self._buffer.filling.lines else self._buffer.flushing
-            if not batch.lines:
+            batch = self._buffer.filling if self._buffer.filling.entries else self._buffer.flushing
+            if not batch.entries:
                 return
         Ticket(self, batch.outcome, []).wait()
 
@@ -217,7 +218,7 @@ class Writer:
             batch = self._buffer.begin_flush()
         failure: RunstateError | None = AppendOutcomeUnknown("The flush was interrupted; send the same keys again")
         try:
-            failure = self._write(batch) if batch.lines else None
+            failure = self._write(batch) if batch.entries else None
         finally:
             # Also when the caller who leads was interrupted: the others must not wait for ever.
             self.end_flush(failure)
@@ -247,7 +248,7 @@ class Writer:
             waiter.news.release()
 
     def _is_due(self) -> bool:
-        return len(self._buffer.filling.lines) >= self.options.flush_entries
+        return len(self._buffer.filling.entries) >= self.options.flush_entries
 
     def _flush_always(self) -> None:
         interval_s = self.options.flush_interval_ms / 1000
@@ -256,7 +257,7 @@ class Writer:
                 while not self.closed:
                     filling = self._buffer.filling
                     left_s = filling.born + interval_s - monotonic()
-                    if not filling.lines or self._is_led or self._claims:
+                    if not filling.entries or self._is_led or self._claims:
                         self._bell.wait()
                     elif self._is_due() or left_s <= 0:
                         break
@@ -278,8 +279,10 @@ class Writer:
             self._reserve(held, next(reversed(batch.entries.values())).seq)
         except OSError as error:
             return translate(error)
+        data = write_entries(batch.entries.values(), batch.members)
+        batch.size = len(data)
         try:
-            held.file.append(b"".join(batch.lines))
+            held.file.append(data)
         except OSError as error:
             if self._take_back(held.end):
                 return translate(error)
