@@ -273,7 +273,7 @@ def test_copy_names_a_stream_that_is_something_else_and_copies_the_others(cli: C
     assert done.code == 1
     assert done.out.startswith("b: log.sequence_conflict: ")
     assert done.err == (
-        "2 streams: 6 events copied, 0 there already, 0 blobs, all read back; 1 streams could not be copied\n"
+        "2 streams: 6 events copied, 0 there already, 0 blobs, all read back; 1 stream could not be copied\n"
     )
     rows = cli("copy", "sqlite:log.db", "sqlite:to.db", "--json").rows
     assert [(row["stream"], row.get("code"), row.get("adopted")) for row in rows] == [

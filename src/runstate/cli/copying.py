@@ -10,7 +10,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from runstate.cli.options import AsJson
-from runstate.cli.output import words, write_json, write_line
+from runstate.cli.output import counted, words, write_json, write_line
 from runstate.copying import Advance, check_apart, check_target, copy_stream
 from runstate.errors import AppendOutcomeUnknown, LogClosed, LogFull, RunstateError, StreamNotFound
 from runstate.logs.log import EventLog
@@ -59,8 +59,9 @@ def copy(
                     if as_json:
                         write_json(copied)
     words.print(
-        f"{done} streams: {adopted} events copied, {events - adopted} there already, {blobs} blobs, all read back"
-        + (f"; {failed} streams could not be copied" if failed else "")
+        f"{counted(done, 'stream')}: {counted(adopted, 'event')} copied, {events - adopted} there already, "
+        f"{counted(blobs, 'blob')}, all read back"
+        + (f"; {counted(failed, 'stream')} could not be copied" if failed else "")
     )
     raise typer.Exit(1 if failed else 0)
 

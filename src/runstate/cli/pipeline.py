@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColu
 from rich.progress import Progress as Bar
 
 from runstate.cli.options import AsJson, ModelName
-from runstate.cli.output import words, write_json, write_table
+from runstate.cli.output import counted, words, write_json, write_table
 from runstate.errors import RunstateError, Unsupported
 from runstate.models.rundir import RUNDIR, RunDirectory
 from runstate.runtimes.orchestrator import Orchestrator
@@ -193,7 +193,8 @@ def audit(
         write_table(
             columns, ([f.severity, f.code, f.count, f.example["stream"], f.example["message"]] for f in summary.codes)
         )
-    words.print(f"{summary.streams} streams, {summary.events} events: {'intact' if summary.ok else 'DAMAGED'}")
+    verdict = "intact" if summary.ok else "DAMAGED"
+    words.print(f"{counted(summary.streams, 'stream')}, {counted(summary.events, 'event')}: {verdict}")
     if not summary.ok:
         raise typer.Exit(1)
 

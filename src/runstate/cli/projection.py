@@ -244,9 +244,10 @@ def _measured(urls: Sequence[str], book: Logbook) -> list[Entry]:
     """The lag of each log as it is now, whether its projector lives or not."""
     by_shown = {shown_url(url): url for url in urls}
     found = [entry for entry in book.entries() if entry.url in by_shown]
-    if not found:
+    unknown = sorted(by_shown.keys() - {entry.url for entry in found})
+    if unknown:
         _check_there(urls)
-        raise LogNotFound(f"The logbook {book.path} knows nothing of {next(iter(by_shown))}; 'runstate project' first")
+        raise LogNotFound(f"The logbook {book.path} knows nothing of {unknown[0]}; 'runstate project' first")
     return [msgspec.structs.replace(entry, lag_s=_lag_s(by_shown[entry.url], entry)) for entry in found]
 
 

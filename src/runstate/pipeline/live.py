@@ -21,7 +21,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from runstate.errors import InvalidPosition, LogBusy, Unsupported
-from runstate.logs.log import Capability, EventLog, Position, Record, refuse
+from runstate.following import check_feed
+from runstate.logs.log import Capability, EventLog, Position, Record
 from runstate.logs.registry import open_log, shown_url
 from runstate.pipeline.failures import told_to_driver
 from runstate.pipeline.rows import pack_records, rows_max
@@ -85,8 +86,7 @@ def open_feed(url: str) -> EventLog:
     if Capability.FEED in log.capabilities and Capability.DURABLE in log.capabilities:
         return log
     log.close()
-    if Capability.FEED not in log.capabilities:
-        raise refuse(Capability.FEED, url.partition(":")[0])
+    check_feed(url, log)
     raise Unsupported(f"{url[:80]!r} lives in the memory of one process; Spark's executors cannot read it")
 
 

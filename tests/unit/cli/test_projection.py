@@ -76,3 +76,12 @@ def test_of_a_log_that_nobody_projects_the_lag_says_what_to_do(filled: Cli) -> N
         outcome = filled("lag", url, "--state", state)
         assert outcome.code == 3
         assert "runstate project" in outcome.err
+
+
+def test_no_log_is_left_out_of_the_lag_in_silence(filled: Cli) -> None:
+    with runstate.open("sqlite:other.db") as store:
+        store.run("r-1", tenant="acme", plan="nightly").started()
+    assert filled("project", url, "--state", "state").code == 0
+    outcome = filled("lag", url, "sqlite:other.db", "--state", "state")
+    assert (outcome.code, outcome.out) == (3, "")
+    assert "other.db" in outcome.err
