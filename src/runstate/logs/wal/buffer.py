@@ -22,6 +22,7 @@ class Buffer:
     def __init__(self, stream: str, settler: Settler, stored: Callable[[Held, int], Record]) -> None:
         self.filling, self.flushing = Batch(), Batch()
         self._stream, self._settler, self._stored = stream, settler, stored
+        self._told = Outcome(is_known=True)
         self._seq = self._tail = 0
         self._previous: bytes | None = None
 
@@ -68,7 +69,7 @@ class Buffer:
                 new[key] = Entry(seq, envelope, body)
                 results.append(AppendResult(event_id, seq, persisted_at))
                 previous, after = body, seq
-            members = _members(new)
+            members = [write_members(envelope)] if len(new) == 1 else _members(new)
         except RunstateError:
             raise
         except Exception as error:  # What a draft does wrong must reach its caller as an error of ours.
@@ -78,7 +79,10 @@ class Buffer:
         # Between the last entry and the last seq that was given out there is nothing left that a caller could not know.
         if expected_seq is None or not self._tail <= expected_seq <= self._seq:
             check_expected(self._stream, self._seq, expected_seq)
-        self._take(new, members)
+        filling |= new
+        batch.members += members
+        self._seq = self._tail = seq
+        self._previous = previous
         return Ticket(self._settler, batch.outcome, results)
 
     def add_records(self, records: Sequence[Record]) -> Ticket:
@@ -108,8 +112,14 @@ class Buffer:
             members = _members(entries)
         except (ValueError, TypeError, RecursionError) as error:
             raise LogFailed(f"Event {record.seq} of {record.stream!r} cannot be written: {error}") from error
-        self._take(entries, members)
-        return Ticket(self._settler, self.filling.outcome, [])
+        batch = self.filling
+        if not batch.entries:
+            batch.born = monotonic()
+        batch.entries |= entries
+        batch.members += members
+        self._seq = self._tail = tail
+        self._previous = records[-1].body
+        return Ticket(self._settler, batch.outcome, [])
 
     def begin_flush(self) -> Batch:
         self.flushing, self.filling = self.filling, Batch()
@@ -124,6 +134,8 @@ class Buffer:
             held.add(batch.entries, [entry.seq for entry in entries], ends, batch.size)
             held.previous = entries[-1].body
         batch.outcome.tell(failure)
+        self._told.pass_on()  # Nearly always to nobody; but who was to do it may have been interrupted.
+        self._told = batch.outcome
         if failure is not None:
             # What was buffered meanwhile counts on the places before it.
             self.filling.outcome.tell(failure)
@@ -135,14 +147,6 @@ class Buffer:
         """The seq that a key stands for, be it buffered, stored or removed."""
         entry = self.filling.entries.get(key) or self.flushing.entries.get(key) or held.old_keys.get(key)
         return held.keys.get(key) if entry is None else entry.seq
-
-    def _take(self, entries: dict[str, Entry], members: list[bytes]) -> None:
-        batch = self.filling
-        batch.entries |= entries
-        batch.members += members
-        _, last = entries.popitem()
-        self._seq = self._tail = last.seq
-        self._previous = last.body
 
     def _outcome_of(self, retries: Sequence[Draft]) -> Outcome:
         """A retry of what is on its way stands or falls with it."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from _thread import allocate_lock
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import msgspec
@@ -10,6 +13,7 @@ import msgspec
 from runstate.errors import RunstateError
 from runstate.logs.log import AppendResult
 from runstate.logs.wal.entries import Entry
+from runstate.models.model import Draft
 
 
 class Waiter:
@@ -33,14 +37,18 @@ class Outcome:
     def __init__(self, *, is_known: bool = False) -> None:
         self.error: RunstateError | None = None
         self.is_known = is_known
-        self.waiters: list[Waiter] = []
+        self.waiters: deque[Waiter] = deque()
 
     def tell(self, error: RunstateError | None) -> None:
         """The caller holds the gate."""
         self.error, self.is_known = error, True
-        for waiter in self.waiters:
-            waiter.news.release()
-        self.waiters.clear()
+        self.pass_on()
+
+    def pass_on(self) -> None:
+        """Wake one of those who still wait. It does the same in turn: many who woke at once would only be in each
+        other's way, since one at a time can run."""
+        with suppress(IndexError):
+            self.waiters.popleft().news.release()
 
 
 class Settler(Protocol):
@@ -82,12 +90,26 @@ class Ticket(msgspec.Struct, eq=False, gc=False):
         return self.results
 
 
+class Job:
+    """An append that somebody waits for. It gets its places from whoever leads the flush."""
+
+    __slots__ = ("drafts", "error", "expected_seq", "ticket")
+
+    def __init__(self, drafts: Sequence[Draft], expected_seq: int | None) -> None:
+        self.drafts, self.expected_seq = drafts, expected_seq
+        self.ticket: Ticket | None = None
+        self.error: Exception | None = None
+        """Why it was refused; nothing of it was buffered."""
+
+
 class Batch:
     """What one flush writes."""
 
-    __slots__ = ("born", "entries", "members", "outcome", "persisted_at", "size")
+    __slots__ = ("born", "entries", "jobs", "members", "outcome", "persisted_at", "size")
 
     def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        """Those that have no places yet."""
         self.entries: dict[str, Entry] = {}
         """By key."""
         self.members: list[bytes] = []

@@ -18,7 +18,7 @@ from runstate.errors import AppendOutcomeUnknown, LogClosed, RunstateError
 from runstate.logs import disk as files_door
 from runstate.logs.directories import create_in, translate
 from runstate.logs.disk import Disk
-from runstate.logs.log import Finding, Record
+from runstate.logs.log import AppendResult, Finding, Record
 from runstate.logs.wal.buffer import Buffer
 from runstate.logs.wal.entries import write_entries
 from runstate.logs.wal.files import StreamFiles
@@ -26,7 +26,7 @@ from runstate.logs.wal.ledger import reserve_step, write_ledger
 from runstate.logs.wal.options import WalOptions
 from runstate.logs.wal.reading import View
 from runstate.logs.wal.recovery import Held, load
-from runstate.logs.wal.tickets import Batch, Outcome, Ticket, Waiter
+from runstate.logs.wal.tickets import Batch, Job, Outcome, Ticket, Waiter
 from runstate.models.model import Draft
 
 _backlog = 32
@@ -87,26 +87,41 @@ class Writer:
             self._buffer.rewind(self.held)
         return self.held
 
-    def submit(self, drafts: Sequence[Draft], expected_seq: int | None, is_waited_for: bool) -> Ticket:
-        """Buffer an append. Return once it is durable if it is waited for, else at once; but if far more is buffered
-        than a flush takes, wait here too.
+    def submit(self, drafts: Sequence[Draft], expected_seq: int | None) -> Ticket:
+        """Buffer an append. If far more is buffered than a flush takes, wait for the disk.
 
         Raises:
             Gone, LogClosed, SequenceConflict, LogFailed, OSError: nothing was buffered.
         """
         with self.gate:
             ticket = self._buffer.add(self.loaded(), drafts, expected_seq)
-            if is_waited_for:
-                waiter = self._enlisted(ticket.outcome)
-            else:
-                gathered, due = len(self._buffer.filling.entries), self.options.flush_entries
-                if self._flusher is None or gathered <= len(drafts) or gathered - len(drafts) < due <= gathered:
-                    self._ring()
-        if is_waited_for:
-            self._await(ticket.outcome, waiter, None)
-        elif gathered >= self._crowd:
+            gathered, due = len(self._buffer.filling.entries), self.options.flush_entries
+            if self._flusher is None or gathered <= len(drafts) or gathered - len(drafts) < due <= gathered:
+                self._ring()
+        if gathered >= self._crowd:
             ticket.wait()
         return ticket
+
+    def append(self, drafts: Sequence[Draft], expected_seq: int | None) -> list[AppendResult]:
+        """Append, and return once that is durable.
+
+        Whoever leads the flush makes the entries of all who wait for it: one thread that does it all is much faster
+        than many that take turns at it.
+
+        Raises:
+            Gone, LogClosed, SequenceConflict, LogFull, LogFailed, OSError: nothing was written.
+            AppendOutcomeUnknown: it may have been.
+        """
+        job = Job(drafts, expected_seq)
+        with self.gate:
+            self.loaded()
+            outcome = self._buffer.filling.outcome
+            self._buffer.filling.jobs.append(job)
+            waiter = self._enlisted(outcome)
+        self._await(outcome, waiter, None)
+        if job.error is not None:
+            raise job.error
+        return (job.ticket or Ticket(self, outcome, [])).wait()
 
     def known(self, key: str) -> int | None:
         with self.gate:
@@ -158,12 +173,15 @@ class Writer:
             try:
                 has_news = waiter.news.acquire(timeout=-1 if deadline is None else max(0.0, deadline - monotonic()))
             finally:
-                if not has_news:  # Whoever leaves, interrupted or not, leaves nobody waiting for it.
+                # Whoever leaves, interrupted or not, leaves nobody waiting for it.
+                if not has_news:
                     with self.gate:
                         if waiter.leads:
                             self._pass_on()
                         elif waiter in outcome.waiters:
                             outcome.waiters.remove(waiter)
+                if outcome.is_known:
+                    outcome.pass_on()
             if has_news and waiter.leads:
                 self._lead()
             if outcome.is_known:
@@ -214,14 +232,23 @@ class Writer:
 
     def write_out(self) -> None:
         """Write and flush what is buffered now. The caller leads; failures go to the tickets."""
-        with self.gate:
-            batch = self._buffer.begin_flush()
         failure: RunstateError | None = AppendOutcomeUnknown("The flush was interrupted; send the same keys again")
         try:
+            with self.gate:
+                self._place_jobs()
+                batch = self._buffer.begin_flush()
             failure = self._write(batch) if batch.entries else None
         finally:
             # Also when the caller who leads was interrupted: the others must not wait for ever.
             self.end_flush(failure)
+
+    def _place_jobs(self) -> None:
+        """Buffer the appends of those who wait. The caller leads, and holds the gate."""
+        for job in self._buffer.filling.jobs:
+            try:
+                job.ticket = self._buffer.add(self.loaded(), job.drafts, job.expected_seq)
+            except Exception as error:  # noqa: BLE001 - it is raised by the thread whose append this is
+                job.error = error
 
     def end_flush(self, failure: RunstateError | None) -> None:
         """Tell everybody what became of the flush; if nobody knows, refuse everything from now on. The caller leads."""
@@ -243,7 +270,7 @@ class Writer:
             self._is_led = False
             self._bell.notify_all()
         else:
-            waiter = waiters.pop(0)
+            waiter = waiters.popleft()
             waiter.leads = True
             waiter.news.release()
 

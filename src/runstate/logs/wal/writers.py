@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import PurePath
 from threading import Lock
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from runstate.errors import LogClosed
 from runstate.logs.directories import lock_in, translate, translated
 from runstate.logs.disk import Disk, File
-from runstate.logs.log import Finding
+from runstate.logs.log import AppendResult, Finding
 from runstate.logs.wal.files import StreamFiles
 from runstate.logs.wal.options import WalOptions
 from runstate.logs.wal.reading import extent
@@ -20,6 +20,8 @@ from runstate.logs.wal.tickets import Ticket
 from runstate.logs.wal.writer import Gone, Writer
 from runstate.models.model import Draft, check_stream
 
+T = TypeVar("T")
+Act = Callable[[Writer, Sequence[Draft], int | None], T]
 writers_max = 128
 """Streams that are open for writing at once; beyond it, the one that was used longest ago is let go of."""
 
@@ -62,12 +64,19 @@ class Writers:
 
     # --- writing -------------------------------------------------------------------------------------------
 
-    def submit(self, stream: str, drafts: Sequence[Draft], expected_seq: int | None, *, is_waited_for: bool) -> Ticket:
+    def submit(self, stream: str, drafts: Sequence[Draft], expected_seq: int | None) -> Ticket:
         """`Writer.submit`, on a stream that is opened if it is not.
 
         Raises:
             LogBusy, LogClosed, SequenceConflict, LogFailed: nothing was buffered.
         """
+        return self._on(stream, Writer.submit, drafts, expected_seq)
+
+    def append(self, stream: str, drafts: Sequence[Draft], expected_seq: int | None) -> list[AppendResult]:
+        """`Writer.append`, likewise."""
+        return self._on(stream, Writer.append, drafts, expected_seq)
+
+    def _on(self, stream: str, act: Act[T], drafts: Sequence[Draft], expected_seq: int | None) -> T:
         while True:
             # A stream that is open already was checked, and is used as it is: if it is let go of meanwhile, it says so.
             writer = self._open.get(stream)
@@ -75,8 +84,8 @@ class Writers:
                 if writer is None or writer.held is None:
                     check_stream(stream)
                     with self.writing(stream) as writer:
-                        return writer.submit(drafts, expected_seq, is_waited_for)
-                return writer.submit(drafts, expected_seq, is_waited_for)
+                        return act(writer, drafts, expected_seq)
+                return act(writer, drafts, expected_seq)
             except Gone:
                 continue
             except OSError as error:
