@@ -15,6 +15,7 @@ import msgspec
 
 from runstate.logs.log import Record
 
+_newline = ord("\n")
 OPENING = b'{"seq":'
 """How every framed line begins."""
 LINE_DAMAGED = "log.line_damaged"
@@ -49,7 +50,7 @@ def check_writable(body: bytes) -> None:
     Raises:
         ValueError: it is no JSON, or holds what ends a line or stands for data that never came.
     """
-    if b"\n" in body or b"\0" in body:
+    if _newline in body or 0 in body:
         raise ValueError("an event's line holds a newline or a NUL")
     msgspec.json.decode(body, type=msgspec.Raw)
 

@@ -5,12 +5,13 @@ All methods are called with the writer's gate held, and none of them touches the
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from time import monotonic
 
 from runstate.errors import LogFailed, RunstateError
 from runstate.logs.log import AppendResult, Record, check_expected, now
-from runstate.logs.wal.entries import Entry, Envelope, check_body, write_members
+from runstate.logs.wal.entries import Entry, Envelope, check_body, read_entry, seq_of, write_entry
 from runstate.logs.wal.recovery import Held
 from runstate.logs.wal.tickets import Batch, Outcome, Settler, Ticket
 from runstate.models.model import Draft
@@ -28,7 +29,7 @@ class Buffer:
 
     @property
     def is_empty(self) -> bool:
-        return not self.filling.entries and not self.flushing.entries
+        return not self.filling.lines and not self.flushing.lines
 
     def rewind(self, held: Held) -> None:
         """Go on from what is durable."""
@@ -41,18 +42,19 @@ class Buffer:
             SequenceConflict, LogFailed: nothing was buffered.
         """
         batch, seq, previous, after = self.filling, self._seq, self._previous, self._tail
-        filling, flushing, stored, removed = batch.entries, self.flushing.entries, held.keys, held.old_keys
-        new: dict[str, Entry] = {}
-        results = []
-        if not filling:
+        keys, removed = held.keys, held.old_keys
+        new: list[Entry] = []
+        results: list[AppendResult] = []
+        if not batch.lines:
             batch.persisted_at, batch.born = now(), monotonic()
+        persisted_at, is_first = batch.persisted_at, not batch.lines
         try:
             for draft in drafts:
                 key, event_id = draft.key, draft.event_id
-                if key in filling or key in stored or key in flushing or key in removed or key in new:
-                    results.append(self._first_result(held, new.get(key), draft))
+                if key in removed or keys.setdefault(key, seq + 1) <= seq:
+                    results.append(self._first_result(held, new, draft))
                     continue
-                seq, persisted_at = seq + 1, batch.persisted_at
+                seq += 1
                 body = draft.render(seq, persisted_at, previous)
                 check_body(body)
                 envelope = Envelope(
@@ -64,35 +66,43 @@ class Buffer:
                     draft.emitted_at,
                     None if after == seq - 1 else after,
                     0,
-                    not (filling or new),
+                    is_first,
                 )
-                new[key] = Entry(seq, envelope, body)
+                new.append(Entry(seq, envelope, body))
                 results.append(AppendResult(event_id, seq, persisted_at))
-                previous, after = body, seq
-            members = [write_members(envelope)] if len(new) == 1 else _members(new)
-        except RunstateError:
-            raise
-        except Exception as error:  # What a draft does wrong must reach its caller as an error of ours.
+                previous, after, is_first = body, seq, False
+            # Between the last entry and the last seq that was given out there is nothing that a caller could not know.
+            if new and (expected_seq is None or not self._tail <= expected_seq <= self._seq):
+                check_expected(self._stream, self._seq, expected_seq)
+            lines = [write_entry(seq, body, envelope)] if len(new) == 1 else _written(new)
+        except BaseException as error:
+            for draft in drafts:
+                if keys.get(draft.key, 0) > self._seq:
+                    del keys[draft.key]
+            if isinstance(error, RunstateError) or not isinstance(error, Exception):
+                raise
+            # What a draft does wrong must reach its caller as an error of ours.
             raise LogFailed(f"It cannot be written: {error!r}") from error
         if not new:
-            return Ticket(self._settler, self._outcome_of(drafts), results)
-        # Between the last entry and the last seq that was given out there is nothing left that a caller could not know.
-        if expected_seq is None or not self._tail <= expected_seq <= self._seq:
-            check_expected(self._stream, self._seq, expected_seq)
-        filling |= new
-        batch.members += members
+            return Ticket(self._settler, self._outcome_of(held, drafts), results)
+        if batch.first is None:
+            batch.first = new[0]
+        batch.last = new[-1]
+        batch.lines += lines
         self._seq = self._tail = seq
         self._previous = previous
         return Ticket(self._settler, batch.outcome, results)
 
-    def add_records(self, records: Sequence[Record]) -> Ticket:
+    def add_records(self, held: Held, records: Sequence[Record]) -> Ticket:
         """Take over records of another log, which the caller has found to fit.
 
         Raises:
             LogFailed: one of them cannot be written.
         """
-        entries: dict[str, Entry] = {}
-        tail = self._tail
+        batch, tail = self.filling, self._tail
+        new: list[Entry] = []
+        if not batch.lines:
+            batch.born = monotonic()
         try:
             for record in records:
                 envelope = Envelope(
@@ -104,21 +114,16 @@ class Buffer:
                     record.emitted_at,
                     None if record.seq == tail + 1 else tail,
                     0,
-                    not (entries or self.filling.entries),
+                    not (new or batch.lines),
                 )
                 check_body(record.body)
-                entries[record.key] = Entry(record.seq, envelope, record.body)
+                new.append(Entry(record.seq, envelope, record.body))
                 tail = record.seq
-            members = _members(entries)
+            lines = _written(new)
         except (ValueError, TypeError, RecursionError) as error:
             raise LogFailed(f"Event {record.seq} of {record.stream!r} cannot be written: {error}") from error
-        batch = self.filling
-        if not batch.entries:
-            batch.born = monotonic()
-        batch.entries |= entries
-        batch.members += members
-        self._seq = self._tail = tail
-        self._previous = records[-1].body
+        held.keys.update((record.key, record.seq) for record in records)
+        self._take(new, lines)
         return Ticket(self._settler, batch.outcome, [])
 
     def begin_flush(self) -> Batch:
@@ -128,54 +133,67 @@ class Buffer:
     def end_flush(self, held: Held | None, failure: RunstateError | None) -> None:
         """Tell everybody what became of the flush."""
         batch, self.flushing = self.flushing, Batch()
-        if failure is None and batch.entries and held is not None:
-            entries = list(batch.entries.values())
-            ends = entries[0].envelope, entries[-1].envelope
-            held.add(batch.entries, [entry.seq for entry in entries], ends, batch.size)
-            held.previous = entries[-1].body
+        if failure is None and held is not None and batch.first is not None and batch.last is not None:
+            ends = batch.first.envelope, batch.last.envelope
+            held.add(len(batch.lines), batch.last.seq, ends, sum(map(len, batch.lines)))
+            held.previous = batch.last.body
         batch.outcome.tell(failure)
         self._told.pass_on()  # Nearly always to nobody; but who was to do it may have been interrupted.
         self._told = batch.outcome
         if failure is not None:
             # What was buffered meanwhile counts on the places before it.
             self.filling.outcome.tell(failure)
-            self.filling = Batch()
+            lost, self.filling = [*batch.lines, *self.filling.lines], Batch()
             if held is not None:
+                for line in lost:
+                    held.keys.pop(self._entry(line).envelope.known_key, None)
                 self.rewind(held)
 
     def known(self, held: Held, key: str) -> int | None:
         """The seq that a key stands for, be it buffered, stored or removed."""
-        entry = self.filling.entries.get(key) or self.flushing.entries.get(key) or held.old_keys.get(key)
-        return held.keys.get(key) if entry is None else entry.seq
+        old = held.old_keys.get(key)
+        return held.keys.get(key) if old is None else old.seq
 
-    def _outcome_of(self, retries: Sequence[Draft]) -> Outcome:
+    def _take(self, new: list[Entry], lines: list[bytes]) -> None:
+        batch, last = self.filling, new[-1]
+        if not batch.lines:
+            batch.first = new[0]
+        batch.lines += lines
+        batch.last = last
+        self._seq = self._tail = last.seq
+        self._previous = last.body
+
+    def _outcome_of(self, held: Held, retries: Sequence[Draft]) -> Outcome:
         """A retry of what is on its way stands or falls with it."""
-        for batch in (self.filling, self.flushing):
-            if any(draft.key in batch.entries for draft in retries):
-                return batch.outcome
-        return Outcome(is_known=True)
+        seq = max(held.keys.get(draft.key, 0) for draft in retries)
+        if seq <= held.tail_seq:
+            return Outcome(is_known=True)
+        first = self.filling.first
+        return (self.flushing if first is None or seq < first.seq else self.filling).outcome
 
-    def _first_result(self, held: Held, entry: Entry | None, draft: Draft) -> AppendResult:
-        key = draft.key
-        entry = entry or self.filling.entries.get(key) or self.flushing.entries.get(key)
-        if entry is not None:
-            first = entry.record(self._stream)
-        elif (seq := held.keys.get(key)) is not None:
-            first = self._stored(held, seq)
-        else:
+    def _first_result(self, held: Held, new: list[Entry], draft: Draft) -> AppendResult:
+        old = held.old_keys.get(draft.key)
+        if old is not None:
             # Its content is gone, and cannot be compared any more.
-            old = held.old_keys[key]
             return AppendResult(old.event_id, old.seq, old.persisted_at, True, False)
+        seq = held.keys[draft.key]
+        if seq <= held.tail_seq:
+            first = self._stored(held, seq)
+        elif new and seq >= new[0].seq:
+            first = new[seq - new[0].seq].record(self._stream)
+        else:
+            lines = [*self.flushing.lines, *self.filling.lines]
+            first = self._entry(lines[bisect_left(lines, seq, key=seq_of)]).record(self._stream)
         differs = not draft.same_content(first.body)
         return AppendResult(first.event_id, first.seq, first.persisted_at, True, False, differs)
 
+    def _entry(self, line: bytes) -> Entry:
+        return read_entry(self._stream, line[:-1], None)
 
-def _members(entries: dict[str, Entry]) -> list[bytes]:
-    """What the envelopes of one append become, each told how many entries follow it."""
-    more = len(entries)
-    members = []
-    for entry in entries.values():
-        more -= 1
-        entry.envelope.more = more
-        members.append(write_members(entry.envelope))
-    return members
+
+def _written(entries: Sequence[Entry]) -> list[bytes]:
+    """The lines of one append's entries, each of which tells how many follow it."""
+    if len(entries) > 1:
+        for entry, more in zip(entries, range(len(entries) - 1, -1, -1), strict=True):
+            entry.envelope.more = more
+    return [write_entry(entry.seq, entry.body, entry.envelope) for entry in entries]

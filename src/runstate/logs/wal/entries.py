@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from binascii import hexlify
 from collections.abc import Iterable, Sequence
-from itertools import chain, repeat
+from itertools import repeat
 from operator import concat
 from sys import byteorder
 from typing import NamedTuple
@@ -109,6 +109,9 @@ _envelope_lists = msgspec.json.Decoder(list[Envelope])
 _plains = msgspec.json.Decoder(_Plain)
 _tellings = msgspec.json.Decoder(_Told)
 _any_json = msgspec.json.Decoder(msgspec.Raw)
+_newline = ord("\n")
+"""As a number, which is found in bytes five times faster than as a byte."""
+_seq_name = b'{"seq":'
 _event_name = b'"event":'
 _crc_name = b',"crc":"'
 _record_name = b'","record":{"sum":"'
@@ -119,29 +122,12 @@ _members_start = _sum_start + 8 + len(b'",')
 # --- writing -------------------------------------------------------------------------------------------------
 
 
-def write_members(envelope: Envelope) -> bytes:
-    """What an envelope becomes in the line of its entry, with the brace that closes `record`.
-
-    Raises:
-        UnicodeEncodeError: a string of it is no text.
-    """
-    return _encode(envelope)[1:]
-
-
-def write_entries(entries: Iterable[Entry], members: Sequence[bytes]) -> bytes:
-    """Entries with their newlines. `members` are what their envelopes have become, by `write_members`.
-
-    Many at a time: one by one, they would take twice as long.
-    """
-    heads, bodies = [], []
-    for entry in entries:
-        heads.append(b'{"seq":%d,' % entry.seq)
-        bodies.append(entry.body)
-    crcs = _hexes(map(crc32c, bodies)).split(b"-")
-    sums = _hexes(map(crc32c, map(concat, heads, members))).split(b"-")
-    event, crc, record, sum_end, end = map(repeat, (_event_name, _crc_name, _record_name, b'",', b"}\n"))
-    parts = zip(heads, event, bodies, crc, crcs, record, sums, sum_end, members, end, strict=False)
-    return b"".join(chain.from_iterable(parts))
+def write_entry(seq: int, body: bytes, envelope: Envelope) -> bytes:
+    """An entry with its newline."""
+    members = _encode(envelope)[1:]
+    head = b'{"seq":%d,' % seq
+    sums = crc32c(body), crc32c(head + members)
+    return b'%b"event":%b,"crc":"%08x","record":{"sum":"%08x",%b}\n' % (head, body, *sums, members)
 
 
 def check_body(body: bytes) -> None:
@@ -149,7 +135,7 @@ def check_body(body: bytes) -> None:
     Raises:
         ValueError: no reader could make a line of it.
     """
-    if b"\n" in body:
+    if _newline in body:
         raise ValueError("an event's line holds a newline")
     if not body.isascii():
         body.decode()  # A reader of text stops at what is no UTF-8.
@@ -227,6 +213,11 @@ def read_entry(stream: str, line: bytes, previous_seq: int | None) -> Entry:
     if entry.seq < 1 or (previous_seq is not None and entry.previous_seq != previous_seq):
         raise Damage(OUT_OF_ORDER, f"Entry {entry.seq} does not stand behind entry {previous_seq}")
     return entry
+
+
+def seq_of(line: bytes) -> int:
+    """The seq of a line that is intact."""
+    return int(line[len(_seq_name) : line.index(b",")])
 
 
 def whole_entry(stream: str, line: bytes) -> Entry | None:

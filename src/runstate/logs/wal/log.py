@@ -90,7 +90,7 @@ class WalLog(Handle):
         if not drafts:
             check_stream(stream)
             return []
-        return self._writers.append(stream, drafts, expected_seq)
+        return self._writers.on(stream, Writer.append, drafts, expected_seq)
 
     def append_buffered(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> Ticket:
         """Append to the buffer: the seqs are known at once, durability comes with the next flush.
@@ -103,7 +103,7 @@ class WalLog(Handle):
             whose outcome is unknown, the stream refuses everything until the log is opened again.
         """
         self._check_open()
-        return self._writers.submit(stream, drafts, expected_seq)
+        return self._writers.on(stream, Writer.submit, drafts, expected_seq)
 
     def flush(self, stream: str | None = None) -> None:
         """Return once everything that was appended before is durable.

@@ -8,7 +8,7 @@ it never flushed, and a retry is about to be told that they are stored.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -26,8 +26,7 @@ from runstate.logs.wal.entries import (
     intact_envelopes,
     read_entry,
     whole_entry,
-    write_entries,
-    write_members,
+    write_entry,
 )
 from runstate.logs.wal.files import StreamFiles, keep_copy, move_aside, remove_leftovers
 from runstate.logs.wal.ledger import Ledger, OldKey, Removed, read_ledger, read_old_keys, write_ledger
@@ -40,7 +39,7 @@ EVENTS_MISSING = "log.events_missing"
 
 
 class Held:
-    """What a writer knows of its stream. All of it is durable."""
+    """What a writer knows of its stream. All of it is durable, but keys may also stand for what is on its way."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -67,15 +66,13 @@ class Held:
         """The last seq that was given out to an entry which is gone, for the ledger."""
         return self.last_seq if self.last_seq > self.tail_seq else self.ledger.floor_seq
 
-    def add(self, keys: Iterable[str], seqs: Sequence[int], ends: tuple[Envelope, Envelope], size: int) -> None:
+    def add(self, events: int, last_seq: int, ends: tuple[Envelope, Envelope], size: int) -> None:
         """Take note of entries that stand in the WAL now; `ends` are what the first and the last of them tell."""
-        self.keys.update(zip(keys, seqs, strict=True))
-        removed = self.ledger.removed
-        self.events += len(seqs) if removed is None else sum(1 for seq in seqs if seq >= removed.before_seq)
+        self.events += events
         first, last = ends
         if not self.first_at:
             self.tenant, self.first_at = first.tenant, first.persisted_at
-        self.last_at, self.tail_seq = last.persisted_at, seqs[-1]
+        self.last_at, self.tail_seq = last.persisted_at, last_seq
         self.end += size
 
     def info(self, stream: str) -> StreamInfo | None:
@@ -204,12 +201,15 @@ def check_beginning(first: Entry, ledger: Ledger | None) -> None:
 def _add_whole(held: Held, unfinished: list[_Stretch], stretch: _Stretch) -> None:
     """Take note of entries whose appends are whole by now; the rest is left `unfinished`."""
     seqs, envelopes, sizes = stretch
+    removed = held.ledger.removed
     whole = next((number for number in range(len(envelopes), 0, -1) if not envelopes[number - 1].more), 0)
     if whole:
         for earlier in (*unfinished, _Stretch(seqs[:whole], envelopes[:whole], sizes[:whole])):
             told = earlier.envelopes
             keys = [e.event_id if e.key is None else e.key for e in told]
-            held.add(keys, earlier.seqs, (told[0], told[-1]), sum(earlier.sizes))
+            held.keys.update(zip(keys, earlier.seqs, strict=True))
+            events = len(keys) if removed is None else sum(seq >= removed.before_seq for seq in earlier.seqs)
+            held.add(events, earlier.seqs[-1], (told[0], told[-1]), sum(earlier.sizes))
         unfinished.clear()
     if whole < len(envelopes):
         unfinished.append(_Stretch(seqs[whole:], envelopes[whole:], sizes[whole:]))
@@ -288,8 +288,7 @@ def _closed(stream: str, file: File, end: int) -> bytes:
     if entry is None or not entry.envelope.more:
         return data
     start = data.rfind(b"\n", 0, -1) + 1
-    entry.envelope.more = 0
-    return data[:start] + write_entries([entry], [write_members(entry.envelope)])
+    return data[:start] + write_entry(entry.seq, entry.body, msgspec.structs.replace(entry.envelope, more=0))
 
 
 def replace_wal(disk: Disk, files: StreamFiles, ledger: Ledger, data: bytes) -> Ledger:

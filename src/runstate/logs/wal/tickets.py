@@ -105,17 +105,15 @@ class Job:
 class Batch:
     """What one flush writes."""
 
-    __slots__ = ("born", "entries", "jobs", "members", "outcome", "persisted_at", "size")
+    __slots__ = ("born", "first", "jobs", "last", "lines", "outcome", "persisted_at")
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []
         """Those that have no places yet."""
-        self.entries: dict[str, Entry] = {}
-        """By key."""
-        self.members: list[bytes] = []
-        """What the envelope of each entry becomes in its line."""
-        self.size = 0
-        """Of all lines, in bytes, once they are written."""
+        self.lines: list[bytes] = []
+        """Nothing else is kept of its entries but of the first and the last: the less of each, the faster."""
+        self.first: Entry | None = None
+        self.last: Entry | None = None
         self.outcome = Outcome()
         self.born = 0.0
         """When its first entry came, by the monotonic clock."""

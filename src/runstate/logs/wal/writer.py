@@ -20,7 +20,6 @@ from runstate.logs.directories import create_in, translate
 from runstate.logs.disk import Disk
 from runstate.logs.log import AppendResult, Finding, Record
 from runstate.logs.wal.buffer import Buffer
-from runstate.logs.wal.entries import write_entries
 from runstate.logs.wal.files import StreamFiles
 from runstate.logs.wal.ledger import reserve_step, write_ledger
 from runstate.logs.wal.options import WalOptions
@@ -95,8 +94,9 @@ class Writer:
         """
         with self.gate:
             ticket = self._buffer.add(self.loaded(), drafts, expected_seq)
-            gathered, due = len(self._buffer.filling.entries), self.options.flush_entries
-            if self._flusher is None or gathered <= len(drafts) or gathered - len(drafts) < due <= gathered:
+            gathered = len(self._buffer.filling.lines)
+            before = gathered - len(drafts)
+            if self._flusher is None or before <= 0 or before < self.options.flush_entries <= gathered:
                 self._ring()
         if gathered >= self._crowd:
             ticket.wait()
@@ -118,7 +118,12 @@ class Writer:
             outcome = self._buffer.filling.outcome
             self._buffer.filling.jobs.append(job)
             waiter = self._enlisted(outcome)
-        self._await(outcome, waiter, None)
+        try:
+            self._await(outcome, waiter, None)
+        except BaseException:
+            with self.gate, suppress(ValueError):  # Who is interrupted takes back what has no place yet.
+                self._buffer.filling.jobs.remove(job)
+            raise
         if job.error is not None:
             raise job.error
         return (job.ticket or Ticket(self, outcome, [])).wait()
@@ -129,7 +134,7 @@ class Writer:
 
     def submit_records(self, records: Sequence[Record]) -> Ticket:
         """Buffer records of another log as they are. The caller holds the gate and has checked that they fit."""
-        return self._buffer.add_records(records)
+        return self._buffer.add_records(self.loaded(), records)
 
     def _ring(self) -> None:
         """Wake the thread that flushes what nobody waits for: there are first entries, or enough of them."""
@@ -194,8 +199,8 @@ class Writer:
     def flush(self) -> None:
         """Flush everything that was buffered before."""
         with self.gate:
-            batch = self._buffer.filling if self._buffer.filling.entries else self._buffer.flushing
-            if not batch.entries:
+            batch = self._buffer.filling if self._buffer.filling.lines else self._buffer.flushing
+            if not batch.lines:
                 return
         Ticket(self, batch.outcome, []).wait()
 
@@ -237,7 +242,7 @@ class Writer:
             with self.gate:
                 self._place_jobs()
                 batch = self._buffer.begin_flush()
-            failure = self._write(batch) if batch.entries else None
+            failure = self._write(batch) if batch.lines else None
         finally:
             # Also when the caller who leads was interrupted: the others must not wait for ever.
             self.end_flush(failure)
@@ -275,7 +280,7 @@ class Writer:
             waiter.news.release()
 
     def _is_due(self) -> bool:
-        return len(self._buffer.filling.entries) >= self.options.flush_entries
+        return len(self._buffer.filling.lines) >= self.options.flush_entries
 
     def _flush_always(self) -> None:
         interval_s = self.options.flush_interval_ms / 1000
@@ -284,7 +289,7 @@ class Writer:
                 while not self.closed:
                     filling = self._buffer.filling
                     left_s = filling.born + interval_s - monotonic()
-                    if not filling.entries or self._is_led or self._claims:
+                    if not filling.lines or self._is_led or self._claims:
                         self._bell.wait()
                     elif self._is_due() or left_s <= 0:
                         break
@@ -297,19 +302,17 @@ class Writer:
 
     def _write(self, batch: Batch) -> RunstateError | None:
         """Write and flush a batch. What went wrong, if anything did."""
-        held = self.held
-        if held is None:
+        held, last = self.held, batch.last
+        if held is None or last is None:
             return LogClosed()
         try:
             if held.file is None:
                 held.file = create_in(self.disk, self.files.wal)
-            self._reserve(held, next(reversed(batch.entries.values())).seq)
+            self._reserve(held, last.seq)
         except OSError as error:
             return translate(error)
-        data = write_entries(batch.entries.values(), batch.members)
-        batch.size = len(data)
         try:
-            held.file.append(data)
+            held.file.append(b"".join(batch.lines))
         except OSError as error:
             if self._take_back(held.end):
                 return translate(error)

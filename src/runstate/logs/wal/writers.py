@@ -12,11 +12,10 @@ from typing import NamedTuple, TypeVar
 from runstate.errors import LogClosed
 from runstate.logs.directories import lock_in, translate, translated
 from runstate.logs.disk import Disk, File
-from runstate.logs.log import AppendResult, Finding
+from runstate.logs.log import Finding
 from runstate.logs.wal.files import StreamFiles
 from runstate.logs.wal.options import WalOptions
 from runstate.logs.wal.reading import extent
-from runstate.logs.wal.tickets import Ticket
 from runstate.logs.wal.writer import Gone, Writer
 from runstate.models.model import Draft, check_stream
 
@@ -64,19 +63,12 @@ class Writers:
 
     # --- writing -------------------------------------------------------------------------------------------
 
-    def submit(self, stream: str, drafts: Sequence[Draft], expected_seq: int | None) -> Ticket:
-        """`Writer.submit`, on a stream that is opened if it is not.
+    def on(self, stream: str, act: Act[T], drafts: Sequence[Draft], expected_seq: int | None) -> T:
+        """Let a stream's writer act, having opened the stream if it is not.
 
         Raises:
-            LogBusy, LogClosed, SequenceConflict, LogFailed: nothing was buffered.
+            LogBusy, LogClosed, and what the act raises, but `Gone` and `OSError`.
         """
-        return self._on(stream, Writer.submit, drafts, expected_seq)
-
-    def append(self, stream: str, drafts: Sequence[Draft], expected_seq: int | None) -> list[AppendResult]:
-        """`Writer.append`, likewise."""
-        return self._on(stream, Writer.append, drafts, expected_seq)
-
-    def _on(self, stream: str, act: Act[T], drafts: Sequence[Draft], expected_seq: int | None) -> T:
         while True:
             # A stream that is open already was checked, and is used as it is: if it is let go of meanwhile, it says so.
             writer = self._open.get(stream)
