@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import errno
+import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import PurePosixPath
 from time import monotonic, sleep
 
+import msgspec
 import pytest
 
-from runstate.conformance.notes import note, notes, numbered
+from runstate.conformance.notes import keys, note, notes, numbered
 from runstate.conformance.threads import race_all
 from runstate.errors import AppendOutcomeUnknown, LogClosed, LogFailed, LogFull, SequenceConflict
 from runstate.logs.simulated_disk import SimulatedDisk
 from runstate.logs.wal import Ticket, WalLog
 from runstate.logs.wal.options import WalOptions
+from runstate.models.model import Draft
 
 root = PurePosixPath("/streams")
 never_ms = 60_000.0
@@ -247,3 +251,62 @@ def test_threads_that_buffer_wait_and_checkpoint_lose_nothing(disk: SimulatedDis
     assert sorted(told.values()) == list(range(1, 361))
     assert list(log.verify()) == []
     log.close()
+
+
+def broken(key: str) -> Draft:
+    """A draft whose line nobody could read."""
+    return msgspec.structs.replace(note(key), tail=b'"text":}')
+
+
+@pytest.mark.parametrize("first", [[], ["a"]], ids=["one alone", "behind another"])
+@pytest.mark.parametrize("is_buffered", [False, True], ids=["empty", "buffered"])
+def test_a_refused_append_leaves_no_key_behind(log: WalLog, first: list[str], is_buffered: bool) -> None:
+    if is_buffered:
+        log.append_buffered("s", notes("before"))
+    for append in (log.append_buffered, log.append):
+        with pytest.raises(LogFailed):
+            append("s", [*notes(*first), broken("b")])
+    with pytest.raises(SequenceConflict):
+        log.append_buffered("s", notes(*first, "b"), expected_seq=7)
+    log.append("s", numbered(3))  # They take the places that were refused.
+    log.append("s", notes(*first, "b"))
+    assert keys(log.read("s"))[-len(first) - 1 :] == [*first, "b"]
+    assert len(log.read("s")) == 5 + is_buffered + len(first)
+
+
+def test_a_key_whose_flush_has_failed_is_new_again(log: WalLog, disk: SimulatedDisk) -> None:
+    disk.fail("write", error=errno.ENOSPC)
+    ticket = log.append_buffered("s", notes("a", "b"))
+    with pytest.raises(LogFull):
+        ticket.wait()
+    assert log.known("s", "a") is None
+    assert [(result.seq, result.idempotent) for result in log.append("s", notes("b", "a"))] == [(2, False), (3, False)]
+
+
+class Interrupted(BaseException):
+    """Raised by a signal's handler, as Python's own does for SIGINT."""
+
+
+def test_who_is_interrupted_while_waiting_takes_its_append_back_and_leaves_nobody_waiting(log: WalLog) -> None:
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    writer = log._writers.get("s")
+    assert writer is not None
+    others = ThreadPoolExecutor(8)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with writer.claimed():
+            told = [others.submit(log.append, "s", notes(f"k{number}")) for number in range(4)]
+            while len(writer._buffer.filling.jobs) < 4:
+                sleep(0.001)
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(Interrupted):
+                log.append("s", notes("mine"))
+            told += [others.submit(log.append, "s", notes(f"k{number}")) for number in range(4, 8)]
+        assert sorted(future.result(20)[0].seq for future in told) == list(range(2, 10))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        others.shutdown()
+    assert "mine" not in keys(log.read("s"))

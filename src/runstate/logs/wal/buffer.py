@@ -41,6 +41,10 @@ class Buffer:
         Raises:
             SequenceConflict, LogFailed: nothing was buffered.
         """
+        if len(drafts) == 1 and expected_seq is None and self.filling.lines:
+            ticket = self._add_one(held, drafts[0])
+            if ticket is not None:
+                return ticket
         batch, seq, previous, after = self.filling, self._seq, self._previous, self._tail
         keys, removed = held.keys, held.old_keys
         new: list[Entry] = []
@@ -85,12 +89,38 @@ class Buffer:
             raise LogFailed(f"It cannot be written: {error!r}") from error
         if not new:
             return Ticket(self._settler, self._outcome_of(held, drafts), results)
+        # No call among these: a signal's handler that ran in between would leave a seq used twice, or not at all.
         if batch.first is None:
             batch.first = new[0]
-        batch.last = new[-1]
         batch.lines += lines
+        batch.last = new[-1]
         self._seq = self._tail = seq
         self._previous = previous
+        return Ticket(self._settler, batch.outcome, results)
+
+    def _add_one(self, held: Held, draft: Draft) -> Ticket | None:
+        """`add` for what it is nearly always asked for: one new event, behind others of its flush. None: it is not."""
+        batch, keys, seq, key, event_id = self.filling, held.keys, self._seq + 1, draft.key, draft.event_id
+        try:
+            if key in held.old_keys or keys.setdefault(key, seq) < seq:
+                return None
+            persisted_at = batch.persisted_at
+            body = draft.render(seq, persisted_at, self._previous)
+            check_body(body)
+            own_key = None if key == event_id else key
+            envelope = Envelope(event_id, draft.type, persisted_at, own_key, draft.tenant, draft.emitted_at)
+            line = write_entry(seq, body, envelope)
+            last, results = Entry(seq, envelope, body), [AppendResult(event_id, seq, persisted_at)]
+        except BaseException as error:
+            if keys.get(key) == seq:
+                del keys[key]
+            if isinstance(error, Exception):
+                return None  # It is found wrong, and told, once more.
+            raise
+        batch.lines += (line,)
+        batch.last = last
+        self._seq = self._tail = seq
+        self._previous = body
         return Ticket(self._settler, batch.outcome, results)
 
     def add_records(self, held: Held, records: Sequence[Record]) -> Ticket:
@@ -123,7 +153,11 @@ class Buffer:
         except (ValueError, TypeError, RecursionError) as error:
             raise LogFailed(f"Event {record.seq} of {record.stream!r} cannot be written: {error}") from error
         held.keys.update((record.key, record.seq) for record in records)
-        self._take(new, lines)
+        batch.first = batch.first or new[0]
+        batch.lines += lines
+        batch.last = new[-1]
+        self._seq = self._tail = tail
+        self._previous = new[-1].body
         return Ticket(self._settler, batch.outcome, [])
 
     def begin_flush(self) -> Batch:
@@ -153,15 +187,6 @@ class Buffer:
         """The seq that a key stands for, be it buffered, stored or removed."""
         old = held.old_keys.get(key)
         return held.keys.get(key) if old is None else old.seq
-
-    def _take(self, new: list[Entry], lines: list[bytes]) -> None:
-        batch, last = self.filling, new[-1]
-        if not batch.lines:
-            batch.first = new[0]
-        batch.lines += lines
-        batch.last = last
-        self._seq = self._tail = last.seq
-        self._previous = last.body
 
     def _outcome_of(self, held: Held, retries: Sequence[Draft]) -> Outcome:
         """A retry of what is on its way stands or falls with it."""

@@ -93,7 +93,10 @@ class Writer:
             Gone, LogClosed, SequenceConflict, LogFailed, OSError: nothing was buffered.
         """
         with self.gate:
-            ticket = self._buffer.add(self.loaded(), drafts, expected_seq)
+            held = self.held
+            if held is None or self.closed or self._is_poisoned:
+                held = self.loaded()
+            ticket = self._buffer.add(held, drafts, expected_seq)
             gathered = len(self._buffer.filling.lines)
             before = gathered - len(drafts)
             if self._flusher is None or before <= 0 or before < self.options.flush_entries <= gathered:
