@@ -120,6 +120,9 @@ class ColumnFold(Protocol):
         Never raises: a line that is anything but usual gets nulls, and with them its stream is folded plainly.
         """
 
+    def rows(self, lines: Sequence[bytes]) -> pa.RecordBatch:
+        """All columns that `fold` needs, out of the lines alone. Never raises, as `facts`."""
+
     def fold(self, streams: Sequence[str], starts: Sequence[int], batch: pa.RecordBatch) -> list[Folded | None]:
         """Each stream's state after all its events; None for a stream that must be folded by `Model.fold`.
 

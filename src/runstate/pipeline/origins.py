@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from runstate.pipeline.event_table import TableOrigin
 
 _page = 1000
-_gathered_max = 10_000
+gathered_max = 10_000
 """Events of a stream that are held in memory at once, as lines."""
 
 
@@ -128,7 +128,7 @@ class LogStream:
         last_seq = self.head.last_seq
         found = self._log.lines(self.head.stream, after_seq=after_seq, until_seq=last_seq)
         # A list is folded faster than what comes line by line through several hands, but not every stream fits.
-        return Lines(list(found) if self.head.weight <= _gathered_max else found, after_seq, last_seq)
+        return Lines(list(found) if self.head.weight <= gathered_max else found, after_seq, last_seq)
 
     def records(self, after_seq: int = 0) -> Iterator[Record]:
         last = self.head.last_seq

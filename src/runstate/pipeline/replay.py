@@ -1,25 +1,27 @@
 """The view `snapshots`: the state of every stream, folded where its events are read.
 
-It is the very fold that runs in one process, so the bytes are the same. Events in a table are folded by the column,
-many streams at once, where the model knows how; whatever is unusual about a stream sends it the plain way. A stream
-that cannot be folded, because it is damaged or not of this model, has no body, and a finding that says why.
+The bytes are those of the fold that runs in one process. Where the model knows how, events are folded by the column,
+many streams at once; whatever is unusual about a stream sends it the plain way. A stream that cannot be folded, because
+it is damaged or not of this model, has no body, and a finding that says why.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
+from itertools import accumulate
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
 
 from runstate.errors import LogDamaged, RunstateError, Truncated
-from runstate.logs.log import Finding
+from runstate.logs.log import Finding, Head
 from runstate.models.canonical import digest
 from runstate.models.model import AnyModel, ColumnFold, Folded
 from runstate.pipeline.event_table import TableOrigin, Window, windows
 from runstate.pipeline.events import plan_streams
-from runstate.pipeline.origins import Lines, NumberedLines, Origins, StreamReader, finding_of
+from runstate.pipeline.origins import Lines, NumberedLines, Origins, StreamReader, finding_of, gathered_max
 from runstate.pipeline.rows import finding_field, pack
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.sorted_files import FileEntry, TableDamaged
@@ -58,6 +60,8 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False, array_like=True):
     finding: str | None = None
 
 
+_together_bytes = 4 << 20
+"""Streams are folded by the column once they have so many bytes of lines together: few enough for the caches."""
 Before = Callable[[Sequence[str]], dict[str, Snapshot]]
 """The snapshots that earlier replays have kept of some streams: a fold may go on from there."""
 
@@ -81,11 +85,69 @@ def fold_all(origins: Origins, shard: Shard, model: AnyModel) -> Iterator[Snapsh
 
 def _fold_logs(origins: Origins, shard: Shard, model: AnyModel) -> Iterator[Snapshot]:
     """Of a stream that several logs have, the first that has events counts; the audit tells of the others."""
+    readers, columns = origins.streams(shard), model.column_fold()
+    plainly = (fold_stream(reader, model) for reader in readers)
     folded = ""
-    for reader in origins.streams(shard):
-        if reader.head.stream != folded and (snapshot := fold_stream(reader, model)) is not None:
+    for snapshot in plainly if columns is None else _fold_together(readers, model, columns):
+        if snapshot is not None and snapshot.stream != folded:
             folded = snapshot.stream
             yield snapshot
+
+
+class _Gathered(NamedTuple):
+    """A stream that waits to be folded with others: all its lines, and what they have told on their way."""
+
+    head: Head
+    lines: Lines
+    bodies: list[bytes]
+
+
+def _fold_together(readers: Iterator[StreamReader], model: AnyModel, columns: ColumnFold) -> Iterator[Snapshot | None]:
+    """Many streams at once, by the column; those that are large, or cannot be read, alone."""
+    waiting: list[_Gathered] = []
+    size = 0
+    for reader in readers:
+        gathered = _gathered(reader)
+        if gathered is not None:
+            waiting.append(gathered)
+            size += sum(map(len, gathered.bodies))
+        if waiting and (gathered is None or size >= _together_bytes):
+            yield from _folded_together(waiting, model, columns)
+            waiting, size = [], 0
+        if gathered is None:
+            yield fold_stream(reader, model)
+    if waiting:
+        yield from _folded_together(waiting, model, columns)
+
+
+def _gathered(reader: StreamReader) -> _Gathered | None:
+    if reader.head.weight > gathered_max:
+        return None
+    try:
+        lines = reader.lines()
+        return _Gathered(reader.head, lines, list(lines))
+    except TableDamaged:
+        raise
+    except Exception:  # noqa: BLE001 - it is met again, and told, by whoever folds the stream alone
+        return None
+
+
+def _folded_together(waiting: Sequence[_Gathered], model: AnyModel, columns: ColumnFold) -> Iterator[Snapshot | None]:
+    filled = [each for each in waiting if each.bodies]
+    starts = list(accumulate((len(each.bodies) for each in filled), initial=0))[:-1]
+    batch = columns.rows([body for each in filled for body in each.bodies])
+    for each, folded in zip(filled, columns.fold([each.head.stream for each in filled], starts, batch), strict=True):
+        stream, lines = each.head.stream, each.lines
+        if folded is not None and folded.seq == lines.seq == len(each.bodies):
+            yield _made(stream, model, folded, each.head.version, lines)
+            continue
+        try:
+            state = model.fold(model.initial(stream), each.bodies)
+            folded = Folded(lines.seq, model.status(state), model.dump(state))
+        except Exception as error:  # noqa: BLE001 - whatever a model raises, the rest of the fleet has its snapshots
+            yield failed(stream, model, error)
+        else:
+            yield _made(stream, model, folded, each.head.version, lines)
 
 
 def fold_stream(reader: StreamReader, model: AnyModel, before: Snapshot | None = None) -> Snapshot | None:

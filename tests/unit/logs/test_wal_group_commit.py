@@ -54,6 +54,7 @@ def test_a_buffered_append_knows_its_seqs_at_once_and_is_not_yet_durable(log: Wa
     assert [result.seq for result in ticket.results] == [2, 3]
     assert (ticket.seq, ticket.is_done) == (3, False)
     assert (disk.calls["sync"], len(log.read("s"))) == (before, 1)
+    assert (log.known("s", "a"), log.find("s", "a")) == (2, None)
     assert ticket.wait() == ticket.results
     assert (disk.calls["sync"], len(log.read("s"))) == (before + 1, 3)
 

@@ -91,6 +91,13 @@ def fold_columns(runs: Sequence[Run], encoded: bool = False) -> list[Folded | No
     return ENGINE.column_fold().fold([run.stream for run in runs], starts, batch_of(runs, encoded))
 
 
+def fold_lines(runs: Sequence[Run]) -> list[Folded | None]:
+    """The same, out of the lines alone."""
+    starts = [sum(len(run.events) for run in runs[:place]) for place in range(len(runs) + 1)]
+    rows = ENGINE.column_fold().rows([event.line for run in runs for event in run.events])
+    return ENGINE.column_fold().fold([run.stream for run in runs], starts, rows)
+
+
 def fold_plainly(run: Run) -> Folded | None:
     """What the plain fold gives; None where it raises, and nobody may know better."""
     try:
@@ -236,9 +243,10 @@ def test_it_gives_the_plain_folds_bytes_or_no_answer(
     data: st.DataObject, encoded: bool, json_values: st.SearchStrategy[Any]
 ) -> None:
     runs = data.draw(st.lists(runs_of_events(json_values), min_size=1, max_size=6))
-    for run, folded in zip(runs, fold_columns(runs, encoded), strict=True):
-        assert folded is None or folded == fold_plainly(run)
-        assert folded is not None or not run.ordinary
+    for answers in (fold_columns(runs, encoded), fold_lines(runs)):
+        for run, folded in zip(runs, answers, strict=True):
+            assert folded is None or folded == fold_plainly(run)
+            assert folded is not None or not run.ordinary
 
 
 @given(data=st.data())
@@ -253,6 +261,7 @@ def test_histories_of_both_contracts_have_the_plain_folds_bytes(
             Event(m["runSeq"], m["eventType"], m["emittedAt"], line) for m, line in zip(members, lines, strict=True)
         ]
         runs.append(Run("r-1", events, False))
+    assert fold_lines(runs) == fold_columns(runs)
     for run, folded in zip(runs, fold_columns(runs), strict=True):
         assert folded is None or folded == fold_plainly(run)
 
@@ -321,7 +330,7 @@ def run_of(moves: Moves, stream: str = "r-1") -> Run:
 @pytest.mark.parametrize("moves", ordinary.values(), ids=ordinary)
 def test_it_knows_ordinary_histories(moves: Moves) -> None:
     run = run_of(moves)
-    assert fold_columns([run]) == [fold_plainly(run)] != [None]
+    assert fold_columns([run]) == fold_lines([run]) == [fold_plainly(run)] != [None]
 
 
 def test_runs_of_one_batch_do_not_mix() -> None:
@@ -367,8 +376,8 @@ unusual: dict[str, list[Event]] = {
 @pytest.mark.parametrize("events", unusual.values(), ids=unusual)
 def test_it_leaves_the_unusual_to_the_plain_fold_and_nothing_else(events: list[Event]) -> None:
     neighbour = run_of(ordinary["retried"])
-    answers = fold_columns([neighbour, Run("r-2", events, False), neighbour])
-    assert answers == [fold_plainly(neighbour), None, fold_plainly(neighbour)]
+    runs = [neighbour, Run("r-2", events, False), neighbour]
+    assert fold_columns(runs) == fold_lines(runs) == [fold_plainly(neighbour), None, fold_plainly(neighbour)]
 
 
 # --- columns of all kinds --------------------------------------------------------------------------------
@@ -419,6 +428,15 @@ def test_facts_of_any_bytes_are_rows_of_nulls(lines: list[bytes]) -> None:
     facts = ENGINE.column_fold().facts(lines)
     assert facts.schema == ENGINE.column_fold().schema
     assert facts.to_pylist() == [dict.fromkeys(facts.schema.names)] * len(lines)
+
+
+@given(lines=st.lists(st.binary(max_size=60)))
+@settings(deadline=None)
+def test_rows_of_any_bytes_are_for_the_plain_fold(lines: list[bytes]) -> None:
+    rows = ENGINE.column_fold().rows(lines)
+    rows.validate(full=True)
+    assert rows.num_rows == len(lines)
+    assert ENGINE.column_fold().fold(["r"] * len(lines), list(range(len(lines))), rows) == [None] * len(lines)
 
 
 @given(cut=st.integers(0, 400), drop=st.integers(0, 3), put=st.binary(max_size=4))

@@ -61,16 +61,9 @@ class Buffer:
                 seq += 1
                 body = draft.render(seq, persisted_at, previous)
                 check_body(body)
+                own_key, gap = None if key == event_id else key, None if after == seq - 1 else after
                 envelope = Envelope(
-                    event_id,
-                    draft.type,
-                    persisted_at,
-                    None if key == event_id else key,
-                    draft.tenant,
-                    draft.emitted_at,
-                    None if after == seq - 1 else after,
-                    0,
-                    is_first,
+                    event_id, draft.type, persisted_at, own_key, draft.tenant, draft.emitted_at, gap, 0, is_first
                 )
                 new.append(Entry(seq, envelope, body))
                 results.append(AppendResult(event_id, seq, persisted_at))

@@ -58,6 +58,8 @@ _schema = pa.schema(
     ]
 )
 
+_row_schema = pa.schema([("seq", pa.int64()), ("type", pa.string()), ("emitted_at", pa.string()), *_schema])
+
 
 class EngineColumns:
     """Runs and steps of a workflow engine, folded column by column."""
@@ -83,6 +85,31 @@ class EngineColumns:
             payloads(payload)
         arrays = [pa.array(column, field.type) for column, field in zip(columns, _schema, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=_schema)
+
+    def rows(self, lines: Sequence[bytes]) -> pa.RecordBatch:
+        """The same, with what else the fold needs of each line."""
+        columns: tuple[list[Any], ...] = ([], [], [], [], [], [], [])
+        seqs, types, times, steps, attempts, engine_attempts, payloads = (column.append for column in columns)
+        for line in lines:
+            try:
+                fact = _decode_fact(line)
+                payload = None if fact.payload is UNSET else _telling(fact)
+                usual = 0 <= fact.logical_attempt_id <= attempt_max and 0 <= fact.engine_attempt_id <= attempt_max
+            except (ValueError, RecursionError):
+                usual = False
+            if not usual:
+                for column, value in zip(columns, (0, "", "", *_unusual), strict=True):
+                    column.append(value)
+                continue
+            seqs(fact.run_seq)
+            types(fact.event_type)
+            times(fact.emitted_at)
+            steps(None if fact.step_id is UNSET else fact.step_id)
+            attempts(fact.logical_attempt_id)
+            engine_attempts(fact.engine_attempt_id)
+            payloads(payload)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, _row_schema, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=_row_schema)
 
     def fold(self, streams: Sequence[str], starts: Sequence[int], batch: pa.RecordBatch) -> list[Folded | None]:
         """Each stream's state after all its events; None for a stream that is for `Model.fold`.
