@@ -88,9 +88,9 @@ def test_a_little_that_is_new_starts_no_job_and_much_does(
     tracker = spark.sparkContext.statusTracker()
 
     def jobs_of_a_replay() -> int:
-        before = len(tracker.getJobIdsForGroup(None))
+        before = set(tracker.getJobIdsForGroup(None))  # Spark forgets old jobs, so their number may also fall.
         replay(spark, f"table:{tmp_path}/events", snapshots)
-        return len(tracker.getJobIdsForGroup(None)) - before
+        return len(set(tracker.getJobIdsForGroup(None)) - before)
 
     for seed, count in ((1, 1), (2, 0), (3, 1)):
         if seed == 3:

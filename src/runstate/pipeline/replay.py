@@ -141,13 +141,7 @@ def _folded_together(waiting: Sequence[_Gathered], model: AnyModel, columns: Col
         if folded is not None and folded.seq == lines.seq == len(each.bodies):
             yield _made(stream, model, folded, each.head.version, lines)
             continue
-        try:
-            state = model.fold(model.initial(stream), each.bodies)
-            folded = Folded(lines.seq, model.status(state), model.dump(state))
-        except Exception as error:  # noqa: BLE001 - whatever a model raises, the rest of the fleet has its snapshots
-            yield failed(stream, model, error)
-        else:
-            yield _made(stream, model, folded, each.head.version, lines)
+        yield _folded_plainly(stream, model, each.bodies, lines, each.head.version)
 
 
 def fold_stream(reader: StreamReader, model: AnyModel, before: Snapshot | None = None) -> Snapshot | None:
@@ -182,9 +176,14 @@ def _kept(reader: StreamReader, model: AnyModel) -> Snapshot | None:
 def fold_lines(stream: str, numbered: Iterable[tuple[int, bytes]], model: AnyModel) -> Snapshot:
     """A stream's snapshot from its lines, each with its seq."""
     lines = NumberedLines(numbered)
+    return _folded_plainly(stream, model, lines, lines, None)
+
+
+def _folded_plainly(stream: str, model: AnyModel, bodies: Iterable[bytes], lines: Lines, head: str | None) -> Snapshot:
+    """`lines` know, once the bodies are through, where they have ended."""
     try:
-        state = model.fold(model.initial(stream), lines)
-        return _made(stream, model, Folded(lines.seq, model.status(state), model.dump(state)), None, lines)
+        state = model.fold(model.initial(stream), bodies)
+        return _made(stream, model, Folded(lines.seq, model.status(state), model.dump(state)), head, lines)
     except Exception as error:  # noqa: BLE001 - whatever a model raises, the rest of the fleet has its snapshots
         return failed(stream, model, error)
 

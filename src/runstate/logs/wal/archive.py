@@ -14,10 +14,11 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from runstate.errors import LogDamaged
+from runstate.logs.directories import names_in
 from runstate.logs.disk import Disk, replace_durably
 from runstate.logs.log import Finding
 from runstate.logs.wal.compression import compressed, decompressed
-from runstate.logs.wal.files import StreamFiles, names_of
+from runstate.logs.wal.files import StreamFiles
 from runstate.models.canonical import digest
 
 _pattern = re.compile(r"(\d{16})-(\d{16})-([0-9a-f]{64})\.jsonl\.(gz|zst)")
@@ -35,7 +36,7 @@ class Segment(NamedTuple):
 def segments(disk: Disk, files: StreamFiles) -> list[Segment]:
     """All segments, in order."""
     found = []
-    for name in names_of(disk, files.archive):
+    for name in names_in(disk, files.archive):
         if match := _pattern.fullmatch(name):
             found.append(Segment(int(match[1]), int(match[2]), match[3], files.archive / name))
     return sorted(found)

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import PurePath
 from urllib.parse import quote
 
-from runstate.logs.directories import directory_name
+from runstate.logs.directories import directory_name, names_in
 from runstate.logs.disk import TEMP_SUFFIX, Disk, write_new
 
 WAL = "wal.jsonl"
@@ -57,14 +57,6 @@ class StreamFiles:
         return self.home / ("snapshot.json" if model == "daemon" else f"snapshot.{quote(model, safe='')}.json")
 
 
-def names_of(disk: Disk, directory: PurePath) -> list[str]:
-    """What a directory holds; nothing where there is none."""
-    try:
-        return disk.names(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
 def read_or_none(disk: Disk, path: PurePath) -> bytes | None:
     try:
         return disk.read(path)
@@ -75,7 +67,7 @@ def read_or_none(disk: Disk, path: PurePath) -> bytes | None:
 def remove_leftovers(disk: Disk, files: StreamFiles) -> None:
     """Remove the temporary files of a writer that was killed. The caller holds the stream's lock."""
     for directory in (files.home, files.archive):
-        for name in names_of(disk, directory):
+        for name in names_in(disk, directory):
             if name.endswith(TEMP_SUFFIX):
                 disk.remove(directory / name)
 

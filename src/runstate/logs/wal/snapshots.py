@@ -17,10 +17,11 @@ import msgspec
 from google_crc32c import value as crc32c
 
 from runstate.errors import SnapshotTooNew
+from runstate.logs.directories import names_in
 from runstate.logs.disk import Disk
 from runstate.logs.log import StoredSnapshot, now
 from runstate.logs.wal.compression import compressed, decompressed
-from runstate.logs.wal.files import StreamFiles, names_of, read_or_none
+from runstate.logs.wal.files import StreamFiles, read_or_none
 from runstate.models.canonical import digest
 
 snapshot_format = 1
@@ -100,7 +101,7 @@ def find_snapshot(disk: Disk, files: StreamFiles, model: str) -> StoredSnapshot 
 
 def snapshot_paths(disk: Disk, files: StreamFiles) -> list[PurePath]:
     """All snapshot files of a stream."""
-    names = names_of(disk, files.home)
+    names = names_in(disk, files.home)
     return [files.home / n for n in names if n.startswith("snapshot.") and n.endswith((".json", ".json.zst"))]
 
 

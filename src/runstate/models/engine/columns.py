@@ -78,7 +78,7 @@ class EngineColumns:
         steps, attempts, engine_attempts, payloads = (column.append for column in columns)
         for line in lines:
             # Into the columns at once: a hundred thousand rows kept until the end would occupy the garbage collector.
-            step, attempt, engine_attempt, payload = _fact(line)
+            _, (step, attempt, engine_attempt, payload) = _read(line)
             steps(step)
             attempts(attempt)
             engine_attempts(engine_attempt)
@@ -91,22 +91,13 @@ class EngineColumns:
         columns: tuple[list[Any], ...] = ([], [], [], [], [], [], [])
         seqs, types, times, steps, attempts, engine_attempts, payloads = (column.append for column in columns)
         for line in lines:
-            try:
-                fact = _decode_fact(line)
-                payload = None if fact.payload is UNSET else _telling(fact)
-                usual = 0 <= fact.logical_attempt_id <= attempt_max and 0 <= fact.engine_attempt_id <= attempt_max
-            except (ValueError, RecursionError):
-                usual = False
-            if not usual:
-                for column, value in zip(columns, (0, "", "", *_unusual), strict=True):
-                    column.append(value)
-                continue
-            seqs(fact.run_seq)
-            types(fact.event_type)
-            times(fact.emitted_at)
-            steps(None if fact.step_id is UNSET else fact.step_id)
-            attempts(fact.logical_attempt_id)
-            engine_attempts(fact.engine_attempt_id)
+            fact, (step, attempt, engine_attempt, payload) = _read(line)
+            seqs(fact.run_seq if fact else 0)
+            types(fact.event_type if fact else "")
+            times(fact.emitted_at if fact else "")
+            steps(step)
+            attempts(attempt)
+            engine_attempts(engine_attempt)
             payloads(payload)
         arrays = [pa.array(column, field.type) for column, field in zip(columns, _row_schema, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=_row_schema)
@@ -132,15 +123,17 @@ _unusual: _Fact = (None, None, None, None)
 _decode_fact = msgspec.json.Decoder(RunFact).decode
 
 
-def _fact(line: bytes) -> _Fact:
+def _read(line: bytes) -> tuple[RunFact | None, _Fact]:
+    """What the plain fold would read of a line, and its facts; None, and nulls, of one that is unusual."""
     try:
         fact = _decode_fact(line)
         payload = None if fact.payload is UNSET else _telling(fact)
     except (ValueError, RecursionError):  # Whatever msgspec raises is a ValueError.
-        return _unusual
+        return None, _unusual
     if not (0 <= fact.logical_attempt_id <= attempt_max and 0 <= fact.engine_attempt_id <= attempt_max):
-        return _unusual
-    return None if fact.step_id is UNSET else fact.step_id, fact.logical_attempt_id, fact.engine_attempt_id, payload
+        return None, _unusual
+    step = None if fact.step_id is UNSET else fact.step_id
+    return fact, (step, fact.logical_attempt_id, fact.engine_attempt_id, payload)
 
 
 def _telling(fact: RunFact) -> str | None:
