@@ -239,6 +239,9 @@ def _started(master: str | None, app_name: str, conf: dict[str, str]) -> SparkSe
     if python or (master or "").startswith("local"):
         # Spark would take whatever `python3` is on PATH, which need not be the one that Runstate is installed in.
         environment["PYSPARK_PYTHON"] = python or sys.executable
+    if is_local(master) and not python:
+        # Another Python may lack this package, and elsewhere a daemon starts before the package is sent.
+        settings.setdefault("spark.python.daemon.module", "runstate.pipeline.workers")
     if "spark.log.level" not in conf:
         for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
             # They print what is raised anyway, and the JVM's stack with it.
