@@ -21,7 +21,7 @@ class LogKit:
     proves: ClassVar[Capability | None] = None
     """The capability that a class of the kit is there for; None: what every log promises."""
     share: ClassVar[float] = 1.0
-    """How much of their usual work processes do, on a log where every append is a journey."""
+    """How much of their usual work long tests do, on a log where every append is a journey."""
 
     def some(self, usual: int) -> int:
         return max(3, round(usual * self.share))

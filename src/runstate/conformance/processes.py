@@ -54,7 +54,7 @@ class MultiProcessLogConformance(LogKit):
     def test_a_follower_of_racing_handles_sees_every_event_exactly_once(self, log: EventLog, opener: Opener) -> None:
         handles = [opener() for _ in range(3)]
         with meanwhile(partial(follow, log)) as follower:
-            race_all([partial(write, handles[number % 3], number) for number in range(6)])
+            race_all([partial(write, handles[number % 3], number, self.some(25)) for number in range(6)])
         check_complete(log, follower.result())
 
     @needs(Capability.DELETE)

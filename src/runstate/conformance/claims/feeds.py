@@ -93,7 +93,7 @@ class FeedClaims(LogKit):
     def test_a_follower_of_racing_writers_sees_every_event_exactly_once(self, log: EventLog) -> None:
         log.append("s0", notes("first"))
         with meanwhile(partial(follow, log)) as follower:
-            race_all([partial(write, log, number) for number in range(8)])
+            race_all([partial(write, log, number, self.some(25)) for number in range(8)])
         check_complete(log, follower.result())
 
     # --- after deletion --------------------------------------------------------------------------------
@@ -132,10 +132,10 @@ class FeedClaims(LogKit):
         assert keys(followed(log, end).records) == ["b"]
 
 
-def write(log: EventLog, number: int) -> list[AppendResult]:
+def write(log: EventLog, number: int, turns: int) -> list[AppendResult]:
     """One of many writers: single events and batches, on streams that it shares with the others."""
     results: list[AppendResult] = []
-    for turn in range(25):
+    for turn in range(turns):
         drafts = numbered(1 + turn % 3, prefix=f"{number}-{turn}-")
         results += log.append(f"s{(number + turn) % 3}", drafts)
     return results

@@ -83,7 +83,7 @@ class ReadClaims(LogKit):
             assert list(log.lines("s", after_seq=after_seq, until_seq=until_seq)) == expected
 
     def test_lines_of_a_long_stream_are_whole(self, log: EventLog) -> None:
-        log.append("s", numbered(9000))
+        log.append("s", numbered(self.some(9000)))
         assert list(log.lines("s")) == [record.body for record in stored(log, "s")]
 
     def test_lines_may_be_left_half_read(self, log: EventLog) -> None:
