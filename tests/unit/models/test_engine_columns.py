@@ -439,6 +439,16 @@ def test_rows_of_any_bytes_are_for_the_plain_fold(lines: list[bytes]) -> None:
     assert ENGINE.column_fold().fold(["r"] * len(lines), list(range(len(lines))), rows) == [None] * len(lines)
 
 
+@pytest.mark.parametrize("seq", [-1, 2**53, 2**63, 2**70])
+def test_a_seq_that_no_event_has_is_for_the_plain_fold_and_its_neighbours_are_not(seq: int) -> None:
+    columns, neighbour = ENGINE.column_fold(), event(1, "RunStarted").line
+    lines = [neighbour, neighbour.replace(b'"runSeq": 1,', b'"runSeq": %d,' % seq), neighbour]
+    assert lines[0] != lines[1]
+    before, odd, after = columns.fold(["r-1", "r-2", "r-3"], [0, 1, 2], columns.rows(lines))
+    assert odd is None
+    assert None not in (before, after)
+
+
 @given(cut=st.integers(0, 400), drop=st.integers(0, 3), put=st.binary(max_size=4))
 @settings(max_examples=300, deadline=None)
 def test_facts_of_a_damaged_line_never_raise(cut: int, drop: int, put: bytes) -> None:
