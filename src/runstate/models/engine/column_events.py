@@ -212,7 +212,8 @@ def _said_together(texts: list[str]) -> list[_Said] | None:
 def _said(text: str) -> _Said | None:
     """What any payload says; None where the plain fold could not write it down either."""
     try:
-        payload = msgspec.json.decode(text, type=dict[str, Any])
+        decoded = msgspec.json.decode(text)
+        payload: dict[str, Any] = decoded if isinstance(decoded, dict) else {}
         error = _error(payload)
         return encoder.encode(embed(_artifacts(payload)))[1:-1], None if error is None else encoder.encode(error)
     except (InvalidJson, ValueError, RecursionError):

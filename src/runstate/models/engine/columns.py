@@ -7,7 +7,7 @@ this module says nothing, and the plain fold has the word; so a doubt costs time
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from itertools import pairwise
 from typing import Any
@@ -75,12 +75,12 @@ class EngineColumns:
         A line that is left to the plain fold, such as one of contract v1, is a row of nulls. Nothing is raised: what
         is wrong with a line is for the plain fold to say.
         """
-        facts, payloads = _read(lines)
+        facts, payloads = _read(lines, _tellings)
         return pa.RecordBatch.from_arrays(_facts(facts, payloads), schema=_schema)
 
     def rows(self, lines: Sequence[bytes]) -> pa.RecordBatch:
-        """The same, with what else the fold needs of each line."""
-        facts, payloads = _read(lines)
+        """The same, with what else the fold needs of each line; for a fold at once, so no payload is left out."""
+        facts, payloads = _read(lines, _closings)
         arrays = [
             pa.array([fact.run_seq for fact in facts], pa.int64()),
             pa.array([fact.event_type for fact in facts], pa.string()),
@@ -106,26 +106,30 @@ class EngineColumns:
 # --- out of the lines ------------------------------------------------------------------------------------
 
 _decode_fact = msgspec.json.Decoder(RunFact).decode
+_anything = msgspec.json.Decoder()
 _unusual: Any = RunFact(
     run_seq=0, event_type="", emitted_at="", engine_attempt_id=-1, logical_attempt_id=-1, tenant_id=msgspec.Raw()
 )
 """Stands for a line that is left to the plain fold. No event has such attempts: they are nulls in a row."""
-_Payloads = list[str | None]
+_Payloads = list[Any]
 
 
-def _read(lines: Sequence[bytes]) -> tuple[list[RunFact], _Payloads]:
-    """What the plain fold would read of each line, and the payloads in which it would find something."""
+def _read(
+    lines: Sequence[bytes], payloads_of: Callable[[Sequence[RunFact]], _Payloads]
+) -> tuple[list[RunFact], _Payloads]:
+    """What the plain fold would read of each line, and their payloads."""
     try:
         facts = list(map(_decode_fact, lines))
         _check_numbers(facts)
-        return facts, [None if fact.payload is UNSET else _telling(fact) for fact in facts]
+        return facts, payloads_of(facts)
     except (ValueError, RecursionError):  # Whatever msgspec raises is a ValueError.
         if len(lines) == 1:
             return [_unusual], [None]
         # Together is faster; so only those go alone that must.
         middle = len(lines) // 2
-        (before, told_before), (after, told_after) = _read(lines[:middle]), _read(lines[middle:])
-        return before + after, told_before + told_after
+        halves = _read(lines[:middle], payloads_of), _read(lines[middle:], payloads_of)
+        (facts, payloads), (more_facts, more_payloads) = halves
+        return facts + more_facts, payloads + more_payloads
 
 
 def _check_numbers(facts: Sequence[RunFact]) -> None:
@@ -153,12 +157,23 @@ def _or_null(attempts: Ints) -> pa.Array:
     return pa.array(attempts, mask=attempts < 0)
 
 
+def _closings(facts: Sequence[RunFact]) -> _Payloads:
+    """The payloads' texts of the events whose payloads the fold looks at."""
+    found = [bytes(fact.payload) if fact.payload and fact.event_type in closing else None for fact in facts]
+    texts = [text for text in found if text is not None]
+    # All of them are decoded, as the plain fold does: one that cannot be read must not go by unseen.
+    if len(_anything.decode_lines(b"\n".join(texts))) != len(texts):
+        raise ValueError("a payload that is not one value")
+    return found
+
+
+def _tellings(facts: Sequence[RunFact]) -> _Payloads:
+    return [_telling(fact) if fact.payload and fact.event_type in closing else None for fact in facts]
+
+
 def _telling(fact: RunFact) -> str | None:
     """The payload's text, if the fold would find artifacts or an error in it."""
-    if fact.event_type not in closing:
-        return None
-    # All of it is decoded, as the plain fold does: one that cannot be read must not go by unseen.
-    payload = _payload(fact)
+    payload = _payload(fact)  # All of it, for the same reason.
     if not _artifacts(payload) and (fact.event_type != "StepFailed" or _error(payload) is None):
         return None
     return bytes(fact.payload).decode()  # type: ignore[arg-type]
