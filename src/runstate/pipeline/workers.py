@@ -1,7 +1,8 @@
 """Spark's daemon of Python workers, as it is, but silent about a JVM that has gone.
 
-When Spark stops, the JVM is often faster to end than its workers are to hand over what they still had. Nobody waits for
-that any more, and yet Spark's own daemon prints a traceback of it.
+The JVM hangs up on workers that have had nothing to do for a minute, and on all of them when it ends. That is no
+trouble, and yet each of them has Spark's own daemon print a traceback of it. (Spark lets nobody replace the daemons of
+the few workers that plan reads: those still print theirs.)
 """
 
 from __future__ import annotations
