@@ -267,7 +267,10 @@ class DataFiles:
         data = (self._directory / file.name).read_bytes()
         if digest(data) != file.sha256:
             raise LogDamaged(f"{self._directory / file.name} does not fit its digest", path=file.name)
-        return self._hold(file.name, pq.read_table(pa.BufferReader(data), schema=schema))
+        # In this thread alone: one of Arrow's own may still hold the bytes when the process ends, and letting go of
+        # what is Python's would abort it then.
+        rows = pq.ParquetFile(pa.BufferReader(data)).read(columns=schema.names, use_threads=False)
+        return self._hold(file.name, rows.cast(schema))
 
     def write(self, table: pa.Table) -> DataFile:
         """A new file, flushed with its name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path, PurePath
@@ -20,7 +21,7 @@ from runstate.models.canonical import digest  # noqa: E402
 from runstate.models.engine import ENGINE  # noqa: E402
 from runstate.models.rundir import RUNDIR  # noqa: E402
 from runstate.pipeline import parquet_sink  # noqa: E402
-from runstate.pipeline.parquet_sink import ParquetSink, read_manifest, read_version, versions_kept  # noqa: E402
+from runstate.pipeline.parquet_sink import DataFiles, ParquetSink, read_manifest, read_version, versions_kept  # noqa: E402
 from runstate.sinks import Projected  # noqa: E402
 
 
@@ -65,6 +66,20 @@ def test_a_row_comes_back_as_it_was_kept(sink: ParquetSink, tmp_path: Path) -> N
     assert sink.load("r-1") == row("r-1", 3, applied=2)
     assert ParquetSink(tmp_path, ENGINE).load("r-2") == row("r-2", 4)
     assert sink.load("r-3") is None
+
+
+def test_no_thread_holds_what_was_read_once_it_is_read(
+    sink: ParquetSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that did would need Python to let go of it, and abort a process that is about to end."""
+    sink.keep([row("r-1", 3)])
+    (file,) = read_manifest(tmp_path / "manifest.json").versions[-1].files
+    data = (tmp_path / "data" / file.name).read_bytes()
+    monkeypatch.setattr(Path, "read_bytes", lambda path: data)
+    before = sys.getrefcount(data)
+    for _ in range(500):
+        assert DataFiles(tmp_path / "data").table(file).num_rows == 1
+        assert sys.getrefcount(data) == before
 
 
 def test_any_tool_reads_its_files(sink: ParquetSink, tmp_path: Path) -> None:
