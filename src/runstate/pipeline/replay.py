@@ -86,8 +86,9 @@ def fold_all(origins: Origins, shard: Shard, model: AnyModel) -> Iterator[Snapsh
 def _fold_logs(origins: Origins, shard: Shard, model: AnyModel) -> Iterator[Snapshot]:
     """Of a stream that several logs have, the first that has events counts; the audit tells of the others."""
     readers, columns = origins.streams(shard), model.column_fold()
-    plainly = (fold_stream(reader, model) for reader in readers)
     folded = ""
+    # Looked at as each reader comes: what is folded already is not even read.
+    plainly = (fold_stream(reader, model) for reader in readers if reader.head.stream != folded)
     for snapshot in plainly if columns is None else _fold_together(readers, model, columns):
         if snapshot is not None and snapshot.stream != folded:
             folded = snapshot.stream

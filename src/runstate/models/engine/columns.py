@@ -107,7 +107,7 @@ class EngineColumns:
 
 _decode_fact = msgspec.json.Decoder(RunFact).decode
 _anything = msgspec.json.Decoder()
-_unusual: Any = RunFact(
+_unusual = RunFact(
     run_seq=0, event_type="", emitted_at="", engine_attempt_id=-1, logical_attempt_id=-1, tenant_id=msgspec.Raw()
 )
 """Stands for a line that is left to the plain fold. No event has such attempts: they are nulls in a row."""
