@@ -84,18 +84,31 @@ def test_other_content_under_a_known_key_is_said_and_not_written(filled: Cli) ->
     outcome = filled("append", "sqlite:runs.db", stdin=ndjson(changed))
     assert outcome.code == 0
     assert "line 1" in outcome.err
-    assert "payload" not in filled("fetch", "sqlite:runs.db", "r-1").rows[0]
+    assert "payload" not in filled("fetch", "sqlite:runs.db", "r-1").rows[0]["event"]
 
 
-def test_fetch_prints_the_events_own_lines_in_order(filled: Cli) -> None:
+def test_fetch_prints_records_in_order_with_the_events_own_lines(filled: Cli) -> None:
     rows = filled("fetch", "sqlite:runs.db", "r-1").rows
-    assert [row["runSeq"] for row in rows] == [1, 2, 3, 4]
-    assert {k: v for k, v in rows[0].items() if k not in ("runSeq", "persistedAt")} == history[0]
+    assert [row["seq"] for row in rows] == [1, 2, 3, 4]
+    assert {k: v for k, v in rows[0]["event"].items() if k not in ("runSeq", "persistedAt")} == history[0]
+
+
+def test_fetch_and_tail_have_one_shape_with_and_without_json(filled: Cli) -> None:
+    outputs = {
+        filled(*command).out
+        for command in (
+            ("fetch", "sqlite:runs.db", "r-1"),
+            ("fetch", "sqlite:runs.db", "r-1", "--json"),
+            ("tail", "sqlite:runs.db"),
+            ("tail", "sqlite:runs.db", "--json"),
+        )
+    }
+    assert len(outputs) == 1
 
 
 def test_fetch_pages_by_after_and_limit(filled: Cli) -> None:
     outcome = filled("fetch", "sqlite:runs.db", "r-1", "--after", "1", "--limit", "2")
-    assert [row["runSeq"] for row in outcome.rows] == [2, 3]
+    assert [row["seq"] for row in outcome.rows] == [2, 3]
     assert "--after 3" in outcome.err
 
 
@@ -108,15 +121,15 @@ def test_fetch_as_json_gives_the_whole_record(filled: Cli) -> None:
 def test_tail_prints_the_feed_and_where_to_go_on(filled: Cli) -> None:
     filled("append", "sqlite:runs.db", stdin=ndjson(event(run="r-2")))
     first = filled("tail", "sqlite:runs.db", "--limit", "2")
-    assert [row["runSeq"] for row in first.rows] == [1, 2]
+    assert [row["seq"] for row in first.rows] == [1, 2]
     position = first.err.strip().split()[-1]
     rest = filled("tail", "sqlite:runs.db", "--after", position)
-    assert [(row["runId"], row["runSeq"]) for row in rest.rows] == [("r-1", 3), ("r-1", 4), ("r-2", 1)]
+    assert [(row["stream"], row["seq"]) for row in rest.rows] == [("r-1", 3), ("r-1", 4), ("r-2", 1)]
 
 
 def test_tail_of_one_stream_leaves_the_others_out(filled: Cli) -> None:
     filled("append", "sqlite:runs.db", stdin=ndjson(event(run="r-2")))
-    assert [row["runId"] for row in filled("tail", "sqlite:runs.db", "--stream", "r-2").rows] == ["r-2"]
+    assert [row["stream"] for row in filled("tail", "sqlite:runs.db", "--stream", "r-2").rows] == ["r-2"]
 
 
 def test_streams_lists_status_and_last_seq(filled: Cli) -> None:
@@ -368,9 +381,9 @@ def test_tail_follows_until_it_is_interrupted(filled: Cli, tmp_path: Path) -> No
     follower = _process("tail", "sqlite:runs.db", "--follow", directory=tmp_path)
     assert follower.stdout is not None
     for expected in (1, 2, 3, 4):
-        assert json.loads(follower.stdout.readline())["runSeq"] == expected
+        assert json.loads(follower.stdout.readline())["seq"] == expected
     filled("append", "sqlite:runs.db", stdin=ndjson(event(run="r-2")))
-    assert json.loads(follower.stdout.readline())["runId"] == "r-2"
+    assert json.loads(follower.stdout.readline())["stream"] == "r-2"
     follower.send_signal(signal.SIGINT)
     out, err = follower.communicate(timeout=20)
     assert (follower.returncode, out) == (0, b"")

@@ -84,8 +84,8 @@ def test_events_are_told_in_order_and_where_the_log_begins(cli: Cli) -> None:
     cli("queue", "push", "d", "builds", stdin=b"1\n2\n3\n4\n5\n")
     assert [row["seq"] for row in cli("daemon", "tail", "d", "--limit", "2", "--json").rows] == [4, 5]
     assert [row["seq"] for row in cli("daemon", "tail", "d", "--after", "1", "--limit", "2", "--json").rows] == [2, 3]
-    line = cli("daemon", "tail", "d", "--limit", "1").out
-    assert (line.split("\t")[0], json.loads(line.split("\t")[2])["type"]) == ("5", "queue:pushed")
+    (row,) = cli("daemon", "tail", "d", "--limit", "1").rows
+    assert (row["seq"], row["event"]["type"]) == (5, "queue:pushed")
     assert cli("daemon", "checkpoint", "d", "--json").rows == [{"seq": 5}]
     assert [row["seq"] for row in cli("daemon", "tail", "d", "--after", "0", "--json").rows] == [5]
     assert cli("daemon", "compact", "d", "--json").rows == [{"seq": 5}]

@@ -16,7 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColu
 from rich.progress import Progress as Bar
 
 from runstate.cli.options import AsJson, ModelName
-from runstate.cli.output import counted, words, write_json, write_table
+from runstate.cli.output import counted, words, write_json
+from runstate.cli.tables import write_table
 from runstate.errors import RunstateError, Unsupported
 from runstate.models.rundir import RUNDIR, RunDirectory
 from runstate.runtimes.orchestrator import Orchestrator

@@ -17,8 +17,9 @@ from rich.live import Live
 from rich.table import Table
 
 from runstate.cli.options import AsJson, ModelName, existing
-from runstate.cli.output import counted, words, write_json, write_line, write_table
+from runstate.cli.output import counted, words, write_json, write_line
 from runstate.cli.pipeline import check_spark
+from runstate.cli.tables import write_table
 from runstate.errors import InvalidUrl, LogNotFound, RunstateError
 from runstate.following import Follower, SinkOf, check_feed, store_sink
 from runstate.logbook import Entry, Logbook

@@ -19,7 +19,8 @@ from rich.live import Live
 from rich.text import Text
 
 from runstate.cli.options import AsJson
-from runstate.cli.output import counted, words, write_json, write_table
+from runstate.cli.output import counted, words, write_json
+from runstate.cli.tables import write_table
 from runstate.errors import LogNotFound, StreamNotFound
 from runstate.models.rundir import RUNDIR, RunDirectory, RunEvent
 from runstate.runtimes.orchestrator import Orchestrator, RunCancelled, RunExists, RunFailed, load_graph

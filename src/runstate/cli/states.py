@@ -2,41 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from itertools import islice
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from runstate.cli.options import AsJson, Limit, ModelName, Stream, Url, existing
-from runstate.cli.output import counted, progress, words, write_json, write_line, write_table
+from runstate.cli.options import AsJson, Limit, ModelName, Stream, Url, existing, parse_since, parse_time
+from runstate.cli.output import counted, progress, words, write_json, write_line
+from runstate.cli.tables import write_table
 from runstate.errors import LogDamaged, RunstateError, StreamNotFound
 from runstate.logs.log import StoredSnapshot, StreamInfo
 from runstate.store import Store
 
 
+class SortBy(StrEnum):
+    """What a list of streams is sorted by."""
+
+    STREAM = "stream"
+    EVENTS = "events"
+    FIRST = "first"
+    LAST = "last"
+
+
+_sort_keys: dict[SortBy, Callable[[StreamInfo], Any]] = {
+    SortBy.STREAM: lambda info: info.stream,
+    SortBy.EVENTS: lambda info: info.events,
+    SortBy.FIRST: lambda info: info.first_persisted_at,
+    SortBy.LAST: lambda info: info.last_persisted_at,
+}
+
+
 def streams(
     url: Url,
+    status: Annotated[str | None, typer.Option("--status", help="Only streams in this status: FAILED.")] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Only streams of this tenant.")] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", help="Only streams written to since: 2h, 7d, 2026-11-15T09:30:00Z.")
+    ] = None,
+    like: Annotated[str | None, typer.Option("--like", help="Only ids that match this pattern: 'run-00*'.")] = None,
+    sort: Annotated[SortBy, typer.Option("--sort", help="Sort by id, events, first or last event.")] = SortBy.STREAM,
+    reverse: Annotated[bool, typer.Option("--reverse", "-r", help="Sort in descending order.")] = False,
     after: Annotated[str, typer.Option("--after", help="Only streams with a higher id.")] = "",
     limit: Limit = 1000,
     model: ModelName = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the streams: their status as last kept, how many events, and when."""
+    """List streams: id, status, events, tenant and times. Filter, sort and limit them."""
+    moment = None if since is None else parse_since(since)
     with existing(url, model) as store:
-        found = store.log.streams(after=after, limit=limit)
-        rows = [(info, _status(store, info.stream)) for info in found]
+        chosen: Iterable[StreamInfo] = filter(
+            lambda info: _is_chosen(info, tenant, moment, like), _all_streams(store, after)
+        )
+        if sort is not SortBy.STREAM or reverse:
+            chosen = sorted(chosen, key=_sort_keys[sort], reverse=reverse)
+        rows = ((info, _status(store, info.stream)) for info in chosen)
+        wanted = ((info, found) for info, found in rows if status is None or found.lower() == status.lower())
+        found = list(islice(wanted, limit + 1))
+        more, found = len(found) > limit, found[:limit]
         if as_json:
-            for info, status in rows:
-                write_json({**msgspec.to_builtins(info), "status": status})
-        else:
-            columns = ("stream", "status", "last seq", "events", "tenant", "first stored", "last stored")
-            write_table(columns, (_row(info, status) for info, status in rows))
-        if not found:
-            words.print("0 streams" + (f" after {after}" if after else ""))
-        if len(found) == limit:
-            words.print(f"stopped at --limit {limit}; go on with --after {found[-1].stream}")
+            for info, stream_status in found:
+                write_json({**msgspec.to_builtins(info), "status": stream_status})
+        elif found:
+            columns = ("stream", "status", "last seq", "events", "last stored", "tenant", "first stored")
+            write_table(columns, (_row(info, stream_status) for info, stream_status in found))
+    if not found:
+        is_filtered = status or tenant or since or like or after
+        words.print("0 streams" + (" match" if is_filtered else ""))
+    if more:
+        onward = f"continue with --after {found[-1][0].stream}" if sort is SortBy.STREAM and not reverse else "raise it"
+        words.print(f"stopped at --limit {limit}; {onward}")
+
+
+def _all_streams(store: Store[Any, Any, Any], after: str) -> Iterator[StreamInfo]:
+    while page := store.log.streams(after=after):
+        yield from page
+        after = page[-1].stream
+
+
+def _is_chosen(info: StreamInfo, tenant: str | None, since: datetime | None, like: str | None) -> bool:
+    return (
+        (tenant is None or info.tenant == tenant)
+        and (since is None or datetime.fromisoformat(info.last_persisted_at) >= since)
+        and (like is None or fnmatchcase(info.stream, like))
+    )
 
 
 def snapshot(
@@ -56,7 +109,9 @@ def snapshot(
     with existing(url, model) as store:
         if project or at_seq is not None or at_time is not None:
             _refuse_beyond(store, stream, at_seq)
-            body = store.model.dump(store.snapshot_at(stream, seq=at_seq, at=_moment(at_time)))
+            body = store.model.dump(
+                store.snapshot_at(stream, seq=at_seq, at=None if at_time is None else parse_time(at_time))
+            )
         else:
             body = _kept(store, stream).body
     write_line(body if as_json else msgspec.json.format(body, indent=2))
@@ -117,16 +172,6 @@ def replay(
     raise typer.Exit(1 if wrong else 0)
 
 
-def _moment(text: str | None) -> datetime | None:
-    try:
-        moment = None if text is None else datetime.fromisoformat(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is no time; write it like 2026-11-15T09:30:00Z") from error
-    if moment is not None and moment.tzinfo is None:
-        raise typer.BadParameter(f"{text!r} has no zone; write it like 2026-11-15T09:30:00Z")
-    return moment
-
-
 def _refuse_beyond(store: Store[Any, Any, Any], stream: str, *seqs: int | None) -> None:
     """No state is shown as that of an event which has not happened."""
     info = store.log.stream(stream)
@@ -160,15 +205,12 @@ def _again(store: Store[Any, Any, Any], stream: str, kept: StoredSnapshot) -> by
 
 
 def _names(store: Store[Any, Any, Any], stream: str | None) -> Iterator[str]:
-    if stream is not None:
-        if store.log.stream(stream) is None:
-            raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-        yield stream
+    if stream is None:
+        yield from (info.stream for info in _all_streams(store, ""))
         return
-    after = ""
-    while page := store.log.streams(after=after):
-        yield from (info.stream for info in page)
-        after = page[-1].stream
+    if store.log.stream(stream) is None:
+        raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+    yield stream
 
 
 def _status(store: Store[Any, Any, Any], stream: str) -> str:
@@ -177,15 +219,8 @@ def _status(store: Store[Any, Any, Any], stream: str) -> str:
 
 
 def _row(info: StreamInfo, status: str) -> tuple[Any, ...]:
-    return (
-        info.stream,
-        status,
-        info.last_seq,
-        info.events,
-        info.tenant,
-        info.first_persisted_at,
-        info.last_persisted_at,
-    )
+    times = info.last_persisted_at, info.first_persisted_at
+    return info.stream, status, info.last_seq, info.events, times[0], info.tenant, times[1]
 
 
 def _brief(value: Any) -> str:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from tests.commands import Cli
 
+import runstate
+
 door = """
 import msgspec
 from runstate import Alert, TaggedModel
@@ -155,3 +157,58 @@ def test_a_refusal_is_told_with_its_code_and_its_reason(cli: Cli, details: str, 
     assert said in refused.err
     as_data = cli("append", "sqlite:doors.db", "--check-transitions", *locked, "--json", stdin=opened)
     assert '"refusal":"LOCKED"' in as_data.err
+
+
+# --- streams: filters, order, limit ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fleet(cli: Cli) -> Cli:
+    """Four runs: a-1 and a-2 of acme, b-1 and b-2 of globex; a-2 has failed, b-2 has the most events."""
+    with runstate.open("sqlite:fleet.db") as store:
+        for name, tenant in (("b-2", "globex"), ("a-1", "acme"), ("a-2", "acme"), ("b-1", "globex")):
+            run = store.run(name, tenant=tenant, plan="nightly")
+            run.started()
+            if name == "a-2":
+                run.failed(reason="out of memory")
+            for step in ("x", "y") if name == "b-2" else ():
+                run.step_started(step)
+    return cli
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ((), ["a-1", "a-2", "b-1", "b-2"]),
+        (("--status", "failed"), ["a-2"]),
+        (("--tenant", "globex"), ["b-1", "b-2"]),
+        (("--like", "*-1"), ["a-1", "b-1"]),
+        (("--since", "1h"), ["a-1", "a-2", "b-1", "b-2"]),
+        (("--since", "2100-01-01T00:00:00Z"), []),
+        (("--sort", "events", "-r"), ["b-2", "a-2", "a-1", "b-1"]),
+        (("--sort", "first"), ["b-2", "a-1", "a-2", "b-1"]),
+        (("--reverse", "--limit", "1"), ["b-2"]),
+        (("--tenant", "globex", "--status", "RUNNING", "--limit", "1"), ["b-1"]),
+        (("--after", "a-2"), ["b-1", "b-2"]),
+    ],
+)
+def test_streams_are_filtered_sorted_and_limited(fleet: Cli, options: tuple[str, ...], found: list[str]) -> None:
+    outcome = fleet("streams", "sqlite:fleet.db", "--json", *options)
+    assert [row["stream"] for row in outcome.rows] == found
+
+
+def test_a_limited_list_says_how_to_continue(fleet: Cli) -> None:
+    assert fleet("streams", "sqlite:fleet.db", "-n", "2").err == "stopped at --limit 2; continue with --after a-2\n"
+    assert fleet("streams", "sqlite:fleet.db", "-n", "4").err == ""
+
+
+def test_filters_that_match_nothing_say_so(fleet: Cli) -> None:
+    outcome = fleet("streams", "sqlite:fleet.db", "--status", "COMPLETED")
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", "0 streams match\n")
+
+
+@pytest.mark.parametrize("since", ["yesterday", "5y", "2026-11-15T09:30:00"])
+def test_a_time_that_cannot_be_read_is_refused_with_an_example(fleet: Cli, since: str) -> None:
+    outcome = fleet("streams", "sqlite:fleet.db", "--since", since)
+    assert outcome.code == 2
+    assert "like" in outcome.err
