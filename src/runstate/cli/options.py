@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from runstate.models.registry import installed_models
-from runstate.store import Store, default_model, event_bytes_default
+from runstate.store import Store, event_bytes_default
 from runstate.store import open as open_store
 
 Url = Annotated[
@@ -35,7 +35,7 @@ bytes_max_default = event_bytes_default
 
 def existing(url: str, model: str | None) -> Store[Any, Any, Any]:
     """A store for reading: a log that is not there is an error, not a new file."""
-    return open_store(url, model or default_model(url), create=False)
+    return open_store(url, model, create=False)
 
 
 _unit_s = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}

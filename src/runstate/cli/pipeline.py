@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 from collections.abc import Iterator
@@ -70,12 +71,13 @@ def run(
     settings, groups = _settings(master, remote, conf), grouped(urls, model)
     with alone_in(to):
         write_inputs(to, groups, {"format": file_format})
-        _go(to, list(groups), set(force or []), settings, as_json)
+        _go(to, list(groups), model, set(force or []), settings, as_json)
 
 
 @app.command("resume")
 def resume(
     to: Annotated[Path, typer.Argument(help="The pipeline's directory.", show_default=False)],
+    model: ModelName = None,
     force: Annotated[list[str] | None, typer.Option("--force", help="Do this stage again. May be repeated.")] = None,
     master: Master = None,
     remote: Remote = None,
@@ -86,10 +88,10 @@ def resume(
     check_spark()
     from runstate.pipeline.stages import alone_in, read_inputs, write_inputs
 
-    inputs, settings = read_inputs(to), _settings(master, remote, conf)
+    inputs, settings = read_inputs(to, model), _settings(master, remote, conf)
     with alone_in(to):
         write_inputs(to, {name: each.urls for name, each in inputs.items()}, next(iter(inputs.values())).settings)
-        _go(to, list(inputs), set(force or []), settings, as_json)
+        _go(to, list(inputs), model, set(force or []), settings, as_json)
 
 
 @app.command("ingest")
@@ -109,12 +111,14 @@ def ingest(
     """Bring an event table up to date with logs and NDJSON files: only what is new is read, and nothing twice."""
     check_spark()
     from runstate.pipeline import jobs
+    from runstate.pipeline.origins import model_of
 
     _check_format(file_format)
+    model_of(urls, model)  # Refused before Spark is started.
     with spark_for(master, remote, conf, "ingest", urls) as spark:
         done = jobs.ingest(spark, urls, to, model=model, file_format=file_format)
         if compact:
-            jobs.compact(spark, to)
+            jobs.compact(spark, to, model=model)
     tell_counts(done.counts, as_json)
     if done.counts.get("quarantined"):
         words.print(f"set aside, with reasons: runstate pipeline quarantine {to}")
@@ -154,8 +158,10 @@ def replay(
     """Bring a table of snapshots up to date: only streams with new events are folded."""
     check_spark()
     from runstate.pipeline import jobs
+    from runstate.pipeline.origins import model_of
     from runstate.pipeline.snapshot_table import snapshot_counts
 
+    model_of(urls, model)  # Refused before Spark is started.
     with spark_for(master, remote, conf, "replay", urls) as spark:
         done = jobs.replay(spark, urls, to, model=model, full=full)
     streams, failed = snapshot_counts(to)
@@ -183,7 +189,9 @@ def audit(
     """Prove a fleet: order, uniqueness, hash chains, transitions, snapshots. Exit code 1 if there is damage."""
     check_spark()
     from runstate.pipeline import audit as audits
+    from runstate.pipeline.origins import model_of
 
+    model_of(urls, model)  # Refused before Spark is started.
     with spark_for(master, remote, conf, "audit", urls) as spark:
         found = audits.audit(spark, urls, model=model, snapshots=snapshots, silent_s=silent_s, skew_s=skew_s)
         summary = audits.summary(found if to is None else audits.write(found, to))
@@ -219,7 +227,7 @@ def report(
 
     groups = grouped(urls, model)
     with spark_for(master, remote, conf, "report", urls) as spark:
-        found = made(spark, [Part(each, name) for name, each in groups.items()])
+        found = made(spark, [Part(each, model or name) for name, each in groups.items()])
     to.mkdir(parents=True, exist_ok=True)
     publish(to / "report.html", render(found))
     if as_json:
@@ -227,7 +235,8 @@ def report(
     words.print(f"report: {to / 'report.html'}")
 
 
-def _go(to: Path, models: list[str], forced: set[str], settings: Any, as_json: bool) -> None:
+def _go(to: Path, models: list[str], given: str | None, forced: set[str], settings: Any, as_json: bool) -> None:
+    """Run the stages. `models` are names; `given` is the model that the caller named, which is not recorded."""
     from runstate.pipeline import stages
 
     # Spark's own files go where the pipeline can remove them, also those of a Spark that was killed.
@@ -235,6 +244,9 @@ def _go(to: Path, models: list[str], forced: set[str], settings: Any, as_json: b
     shutil.rmtree(scratch, ignore_errors=True)
     conf = {"spark.local.dir": str(scratch.absolute()), **settings.conf}
     os.environ[stages.spark_variable] = msgspec.json.encode(msgspec.structs.replace(settings, conf=conf)).decode()
+    os.environ.pop(stages.model_variable, None)
+    if given is not None:
+        os.environ[stages.model_variable] = given
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         store = stack.enter_context(open_store(f"ndjson:{to / 'runs'}", RUNDIR))
@@ -254,7 +266,8 @@ def _go(to: Path, models: list[str], forced: set[str], settings: Any, as_json: b
             else:
                 state = orchestrator.resume(force=forced | stages.missing_tables(to, models))
         except RunstateError:
-            words.print(f"what Spark has printed: {to / 'spark.log'}\ngo on with: runstate pipeline resume {to}")
+            again = f"runstate pipeline resume {to}" + ("" if given is None else f" --model {shlex.quote(given)}")
+            words.print(f"what Spark has printed: {to / 'spark.log'}\ngo on with: {again}")
             raise
     _tell_run(to, state, stages.outcome(directory, models), as_json)
 

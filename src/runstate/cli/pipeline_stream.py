@@ -26,7 +26,6 @@ from runstate.cli.projection import (
 from runstate.logbook import Logbook
 from runstate.metrics import serve_metrics
 from runstate.projector import Projector
-from runstate.store import default_model
 
 
 def stream(
@@ -53,7 +52,10 @@ def stream(
 
     It does what `runstate project --follow` does, for feeds that are too much for one process.
     """
-    name = model or default_model(urls[0])
+    check_spark()
+    from runstate.pipeline.origins import model_of
+
+    name = model_of(urls, model)
     _check(urls, to, as_json)
     directory = state or state_directory(urls, name)
     stop = threading.Event()
@@ -93,7 +95,6 @@ def stream(
 
 def _check(urls: list[str], to: str, as_json: bool) -> None:
     """What is refused is told before Spark is started, and leaves no logbook behind."""
-    check_spark()
     sink_named(to, as_json)
     from runstate.pipeline.live import open_feed
 

@@ -23,12 +23,13 @@ from runstate.cli.tables import write_table
 from runstate.errors import InvalidUrl, LogNotFound, RunstateError
 from runstate.following import Follower, SinkOf, check_feed, store_sink
 from runstate.logbook import Entry, Logbook
+from runstate.logs.pairing import default_model
 from runstate.logs.registry import open_log, shown_url
 from runstate.metrics import serve_metrics
 from runstate.models.canonical import digest
 from runstate.projector import Projector, lag_high_s
 from runstate.sinks import Projected, Sink, TellingSink
-from runstate.store import Store, default_model
+from runstate.store import Store
 
 Urls = Annotated[list[str], typer.Argument(help="Where the logs are: sqlite:PATH, postgresql://…", show_default=False)]
 To = Annotated[

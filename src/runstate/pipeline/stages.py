@@ -24,9 +24,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from runstate.errors import LogBusy, LogFailed, LogNotFound
+from runstate.errors import LogBusy, LogFailed, LogNotFound, NotALog
 from runstate.logs.disk import LockBusy, RealDisk, replace_durably
 from runstate.models.canonical import digest
+from runstate.models.registry import find_model, resolve_model
 from runstate.pipeline.origins import model_of, open_origin
 from runstate.pipeline.page import render
 from runstate.pipeline.page_report import FindingRow, Quarantine, Report
@@ -38,6 +39,8 @@ from runstate.runtimes.orchestrator import Graph, Job
 place = "runstate.pipeline.stages:graph"
 spark_variable = "RUNSTATE_PIPELINE_SPARK"
 """How the processes of the run learn which Spark to use: JSON of `SparkSettings`. It changes no result."""
+model_variable = "RUNSTATE_PIPELINE_MODEL"
+"""How the processes of the run learn which model the caller gave. Unset: the recorded one must be installed."""
 run_id = "pipeline"
 _stage_max_s = 7 * 86_400.0
 
@@ -46,6 +49,7 @@ class Inputs(msgspec.Struct, frozen=True):
     """`inputs/MODEL.json`: everything that a model's stages depend on."""
 
     model: str
+    """Its name. Where it is loaded from is not recorded."""
     urls: list[str]
     directory: str
     """The pipeline's own, absolute."""
@@ -83,14 +87,14 @@ class AuditOutcome(msgspec.Struct):
 
 
 def grouped(urls: Sequence[str], model: str | None) -> dict[str, list[str]]:
-    """The URLs by the model that each is read with.
+    """The URLs by the name of the model that each is read with.
 
     Raises:
-        InvalidUrl, UnknownModel, LogNotFound: before anything is begun.
+        InvalidUrl, UnknownModel, ModelMismatch, LogNotFound: before anything is begun.
     """
     groups: dict[str, list[str]] = {}
     for url in urls:
-        groups.setdefault(model_of([url], model), []).append(url)
+        groups.setdefault(find_model(model_of([url], model)).name, []).append(url)
     return groups
 
 
@@ -121,21 +125,30 @@ def write_inputs(directory: Path, groups: dict[str, list[str]], settings: dict[s
         raise LogFailed(f"{directory} cannot be written: {error.strerror}; choose another target") from error
 
 
-def read_inputs(directory: Path) -> dict[str, Inputs]:
-    """What the last run of a pipeline depended on, by model.
+def read_inputs(directory: Path, model: str | None) -> dict[str, Inputs]:
+    """What the last run of a pipeline depended on, by the name of the model. `model` is the one that the caller gave.
 
     Raises:
         LogNotFound: there is no pipeline in that directory.
+        NotALog: a file of its inputs is not one of ours.
+        UnknownModel, ModelMismatch: the model is not installed, and was not given.
     """
     found = _inputs_in(directory)
     if not found:
         raise LogNotFound(f"There is no pipeline in {directory}; begin one: runstate pipeline run URL --to {directory}")
+    for name in found:
+        resolve_model(name, model, f"The pipeline in {directory}")
     return found
 
 
 def _inputs_in(directory: Path) -> dict[str, Inputs]:
-    paths = sorted((directory / "inputs").glob("*.json"))
-    return {path.stem: msgspec.json.decode(path.read_bytes(), type=Inputs) for path in paths}
+    found = {}
+    for path in sorted((directory / "inputs").glob("*.json")):
+        try:
+            found[path.stem] = msgspec.json.decode(path.read_bytes(), type=Inputs)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise NotALog(f"{path} is not a file of a pipeline's inputs: {error}; choose another directory") from error
+    return found
 
 
 @contextmanager
@@ -271,6 +284,13 @@ def _inputs(job: Job) -> Inputs:
     return msgspec.json.decode(job.read("inputs/{scope}.json"), type=Inputs)
 
 
+def _loadable(model: str) -> str:
+    """What to load the model of this name with: what the caller gave, or the name itself if it is installed."""
+    given = os.environ.get(model_variable)
+    resolve_model(model, given, "The pipeline")
+    return given or model
+
+
 def _ingest(job: Job) -> None:
     from runstate.pipeline.event_table import open_event_table
     from runstate.pipeline.jobs import ingest
@@ -284,7 +304,7 @@ def _ingest(job: Job) -> None:
     file_format = inputs.settings.get("format", "parquet")
     with tracked(spark, f"ingest {inputs.model}", told_to(inputs.directory)):
         for urls in filter(None, (logs, plain)):
-            done = ingest(spark, urls, to, model=inputs.model, file_format=file_format)
+            done = ingest(spark, urls, to, model=_loadable(inputs.model), file_format=file_format)
     events = sum(entry.rows for entry in open_event_table(to).files("events"))
     set_aside = reasons(to)
     job.write_json("ingest/{scope}.json", IngestResult(done.commit, events, sum(set_aside.values()), set_aside))
@@ -298,7 +318,7 @@ def _replay(job: Job) -> None:
     spark, root = _spark(inputs.directory, "replay"), Path(inputs.directory)
     events, to = root / "events" / inputs.model, root / "snapshots" / inputs.model
     with tracked(spark, f"replay {inputs.model}", told_to(inputs.directory)):
-        done = replay(spark, f"table:{events}", to, model=inputs.model)
+        done = replay(spark, f"table:{events}", to, model=_loadable(inputs.model))
     job.write_json("replay/{scope}.json", ReplayResult(done.commit, *snapshot_counts(to)))
 
 
@@ -316,7 +336,7 @@ def _audit(job: Job) -> None:
     shutil.rmtree(to.parent, ignore_errors=True)
     to.parent.mkdir(parents=True, exist_ok=True)
     with tracked(spark, f"audit {inputs.model}", told_to(inputs.directory)):
-        found = audits.audit(spark, proven, model=inputs.model, snapshots=root / "snapshots" / inputs.model)
+        found = audits.audit(spark, proven, model=_loadable(inputs.model), snapshots=root / "snapshots" / inputs.model)
         summary = audits.summary(audits.write(found, to))
     rows = [
         FindingRow(each.severity, each.code, each.count, each.example["stream"] or "", each.example["message"])
@@ -344,7 +364,7 @@ def _report(job: Job) -> None:
     with tracked(spark, "report", told_to(str(root))):
         made: Report = report(
             spark,
-            [Part([f"table:{root / 'events' / each.model}"], each.model) for each in inputs],
+            [Part([f"table:{root / 'events' / each.model}"], _loadable(each.model)) for each in inputs],
             findings=sorted((f for each in audits for f in each.findings), key=lambda f: (f.severity, f.code)),
             quarantine=Quarantine(sum(by_reason.values()), sorted(by_reason.items())),
             generated_from=[url for each in inputs for url in each.urls],

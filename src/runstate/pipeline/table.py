@@ -33,6 +33,7 @@ class TableInfo(msgspec.Struct, frozen=True):
 
     kind: str
     model: str
+    """The model's name. Older versions recorded the place of a model that was not installed; it is never loaded."""
     model_version: int
     file_format: str = "parquet"
     version: int = _version
@@ -85,8 +86,11 @@ class Table:
             raise NotALog(f"{directory}/table.json is no table of ours: {error}") from error
 
     @classmethod
-    def make(cls, directory: Path, info: TableInfo) -> Table:
+    def make(cls, directory: Path, info: TableInfo, *, is_model_given: bool = True) -> Table:
         """Open the table, or make it. One that is there must be of the same kind and model.
+
+        A table that an older version made may record the place of its model. Its name cannot be compared, so the caller
+        must have given the model: `is_model_given`.
 
         Raises:
             NotALog: something else is there.
@@ -103,7 +107,8 @@ class Table:
             except OSError as error:
                 raise LogFailed(f"{directory} cannot be written: {error.strerror}; choose another target") from error
             return table
-        if (found.info.kind, found.info.model) != (info.kind, info.model):
+        is_same_model = found.info.model == info.model or (":" in found.info.model and is_model_given)
+        if found.info.kind != info.kind or not is_same_model:
             raise NotALog(
                 f"{directory} holds {found.info.kind} of the model {found.info.model!r}, not {info.kind} of "
                 f"{info.model!r}; choose another directory"
