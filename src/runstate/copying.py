@@ -60,6 +60,7 @@ def copy_stream(source: EventLog, target: EventLog, stream: str, advance: Advanc
 
     Raises:
         StreamNotFound: the source holds no such stream.
+        ModelMismatch: the target holds a stream of another model under this name; it was left as it is.
         SequenceConflict: the target holds something else under this name; it was left as it is.
         Unsupported: the target cannot keep it: gaps between seqs, or blobs.
         LogDamaged: the source is damaged there, or the copy is not what was copied.
@@ -73,7 +74,7 @@ def copy_stream(source: EventLog, target: EventLog, stream: str, advance: Advanc
     for page in _pages(source, stream, info.last_seq):
         # Blobs first: a copy that is killed must not leave lines that refer to nothing.
         blobs += _copy_blobs(source, target, page)
-        adopted += target.adopt(stream, page)
+        adopted += target.adopt(stream, page, model=info.model)
         events += len(page)
         copied.update(_framed(page))
         advance(len(page))

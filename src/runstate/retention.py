@@ -23,6 +23,7 @@ from runstate.errors import (
     LogBusy,
     LogDamaged,
     ModelFailed,
+    ModelMismatch,
     RunstateError,
     SequenceConflict,
     StreamNotFound,
@@ -36,6 +37,7 @@ from runstate.logs.archive.writing import PackWriter, settle
 from runstate.logs.log import Capability, EventLog, Record, StreamInfo
 from runstate.logs.ndjson.beside import files_beside
 from runstate.logs.ndjson.log import NdjsonLog
+from runstate.logs.stream_models import check_model
 from runstate.models.model import AnyModel
 from runstate.store import Store
 
@@ -85,7 +87,7 @@ class Archiving(msgspec.Struct, frozen=True, kw_only=True):
 
 _about_one_run = (LogDamaged, ModelFailed, Unfit, ArchiveConflict)
 """What is wrong with one run keeps nobody from the others."""
-_not_adopted = (LogDamaged, SequenceConflict, Unsupported, EventTooLarge, InvalidEvent)
+_not_adopted = (LogDamaged, ModelMismatch, SequenceConflict, Unsupported, EventTooLarge, InvalidEvent)
 
 
 def infos(log: EventLog, after: str = "", until: str | None = None) -> Iterator[StreamInfo]:
@@ -284,7 +286,8 @@ def restore(
     for info in streams:
         run = archive.contents.runs[info.stream].run
         try:
-            new = _missing(log, archive, run) if dry_run or log is None else _adopt(log, archive, run)
+            name = archive.info.model if model is None else model.name
+            new = _missing(log, archive, run, name) if dry_run or log is None else _adopt(log, archive, run, name)
         except _not_adopted as error:
             yield _refused(info, error)
             continue
@@ -296,21 +299,22 @@ def restore(
         yield RunOutcome(info.stream, "restored" if new else "held", run.events, run.bytes)
 
 
-def _adopt(log: EventLog, archive: ArchiveLog, run: ArchivedRun) -> int:
+def _adopt(log: EventLog, archive: ArchiveLog, run: ArchivedRun, model: str) -> int:
     new, waiting = 0, list[Record]()
     for record in stored(archive, run.stream, run.last_seq):
         waiting.append(record)
         if len(waiting) == adopted_max:
-            new += log.adopt(run.stream, waiting)
+            new += log.adopt(run.stream, waiting, model=model)
             waiting = []
-    return new + (log.adopt(run.stream, waiting) if waiting else 0)
+    return new + (log.adopt(run.stream, waiting, model=model) if waiting else 0)
 
 
-def _missing(log: EventLog | None, archive: ArchiveLog, run: ArchivedRun) -> int:
+def _missing(log: EventLog | None, archive: ArchiveLog, run: ArchivedRun, model: str) -> int:
     """How many events `_adopt` would add, as far as can be told without trying."""
     info = None if log is None else log.stream(run.stream)
     if info is None or log is None:
         return run.events
+    check_model(run.stream, info.model, model)
     missing = 0
     there = stored(log, run.stream, min(info.last_seq, run.last_seq))
     for record in stored(archive, run.stream, run.last_seq):

@@ -207,45 +207,91 @@ class ChecksSeqBeforeItDeletes(MemoryLog):
 
 
 class AdoptsUnderNewTimes(MemoryLog):
-    def adopt(self, stream: str, records: Sequence[Record]) -> int:
-        return super().adopt(stream, [msgspec.structs.replace(record, persisted_at=now()) for record in records])
+    def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
+        return super().adopt(
+            stream, [msgspec.structs.replace(record, persisted_at=now()) for record in records], model=model
+        )
 
 
 class AdoptsWhatIsBehindTheEnd(MemoryLog):
     """What should be there already is not looked at."""
 
-    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+    def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         info = self.stream(stream)
-        return super().adopt(stream, [record for record in records if info is None or record.seq > info.last_seq])
+        return super().adopt(
+            stream, [record for record in records if info is None or record.seq > info.last_seq], model=model
+        )
 
 
 class AdoptsOneByOne(MemoryLog):
     """What comes before a conflict stays."""
 
-    def adopt(self, stream: str, records: Sequence[Record]) -> int:
-        return sum(super(AdoptsOneByOne, self).adopt(stream, [record]) for record in records)
+    def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
+        return sum(super(AdoptsOneByOne, self).adopt(stream, [record], model=model) for record in records)
 
 
 class ForgetsAdoptedKeys(MemoryLog):
-    def adopt(self, stream: str, records: Sequence[Record]) -> int:
-        adopted = super().adopt(stream, records)
+    def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
+        adopted = super().adopt(stream, records, model=model)
         self._keys[stream] = {}
         return adopted
 
 
 class ClosesGaps(MemoryLog):
-    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+    def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         info = self.stream(stream)
         first = 1 if info is None else info.last_seq + 1
-        return super().adopt(stream, [msgspec.structs.replace(r, seq=seq) for seq, r in enumerate(records, first)])
+        return super().adopt(
+            stream, [msgspec.structs.replace(r, seq=seq) for seq, r in enumerate(records, first)], model=model
+        )
 
 
 class HidesAdoptedFromTheFeed(MemoryLog):
-    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+    def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         before = list(self._feed)
-        adopted = super().adopt(stream, records)
+        adopted = super().adopt(stream, records, model=model)
         self._feed = before
         return adopted
+
+
+class RecordsNoModel(MemoryLog):
+    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
+        return super().append(stream, [without_model(draft) for draft in drafts], expected_seq=expected_seq)
+
+
+class AcceptsAnyModelLater(MemoryLog):
+    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
+        later = [without_model(draft) for draft in drafts] if self.stream(stream) else drafts
+        return super().append(stream, later, expected_seq=expected_seq)
+
+
+class TakesTheNewestModel(MemoryLog):
+    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
+        if stream in self._models and drafts:
+            self._models[stream] = drafts[0].model
+        return super().append(stream, drafts, expected_seq=expected_seq)
+
+
+class ChecksTheModelOfNewKeysAlone(MemoryLog):
+    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
+        known = [without_model(draft) for draft in drafts if draft.key in self._keys.get(stream, {})]
+        return super().append(stream, known if len(known) == len(drafts) else drafts, expected_seq=expected_seq)
+
+
+class AdoptsWithoutTheModel(MemoryLog):
+    def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
+        return super().adopt(stream, records)
+
+
+class KeepsTheModelOfADeletedStream(MemoryLog):
+    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
+        kept = self._models.get(stream, "")
+        super().delete_stream(stream, expected_seq=expected_seq)
+        self._models[stream] = kept
+
+
+def without_model(draft: Draft) -> Draft:
+    return msgspec.structs.replace(draft, model="")
 
 
 class ListsLikeADictionary(MemoryLog):
@@ -318,6 +364,17 @@ planted: list[Case] = [
     (ForgetsAdoptedKeys, kit.test_an_append_goes_on_after_adopted_records_and_knows_their_keys, {}),
     (ClosesGaps, kit.test_a_gap_is_kept_or_refused_and_never_closed, {}),
     (HidesAdoptedFromTheFeed, kit.test_the_feed_shows_adopted_records_as_if_appended_now, {}),
+    (RecordsNoModel, kit.test_the_first_append_records_the_model, {}),
+    (RecordsNoModel, kit.test_any_name_of_a_model_is_recorded, {"model": "ü"}),
+    (AcceptsAnyModelLater, kit.test_events_of_another_model_are_refused_and_nothing_is_written, {}),
+    (AcceptsAnyModelLater, kit.test_racing_first_appends_of_two_models_let_one_model_through, {}),
+    (TakesTheNewestModel, kit.test_events_of_another_model_are_refused_and_nothing_is_written, {}),
+    (TakesTheNewestModel, kit.test_a_stream_that_records_none_accepts_any_model, {}),
+    (ChecksTheModelOfNewKeysAlone, kit.test_another_model_is_refused_whatever_the_keys_and_the_expected_seq, {}),
+    (RecordsNoModel, kit.test_one_append_of_several_models_is_refused, {}),
+    (AdoptsWithoutTheModel, kit.test_adopted_records_bring_their_model, {}),
+    (AdoptsWithoutTheModel, kit.test_records_of_another_model_are_not_adopted, {}),
+    (KeepsTheModelOfADeletedStream, kit.test_a_stream_that_was_deleted_may_begin_again_with_another_model, {}),
     (ListsLikeADictionary, kit.test_streams_are_listed_by_code_point, {}),
     (
         ListsHeadsByTheirBeginning,
@@ -347,7 +404,16 @@ def test_a_planted_bug_is_caught(broken: type[MemoryLog], claim: Callable[..., N
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "broken",
-    [ForgetsKeys, HidesMismatch, ReadsFromTheSeqOn, UsesPositionsAgain, TakesSnapshotsBackwards, ForgetsToDeleteKeys],
+    [
+        ForgetsKeys,
+        HidesMismatch,
+        ReadsFromTheSeqOn,
+        UsesPositionsAgain,
+        TakesSnapshotsBackwards,
+        ForgetsToDeleteKeys,
+        AcceptsAnyModelLater,
+        KeepsTheModelOfADeletedStream,
+    ],
 )
 def test_random_histories_find_a_planted_bug(broken: type[MemoryLog]) -> None:
     how = settings(how_default, max_examples=300, phases=[Phase.generate], derandomize=True, report_multiple_bugs=False)

@@ -23,7 +23,7 @@ class LimitedLog(MemoryLog):
     def save_snapshot(self, *_: object) -> NoReturn:
         raise refuse(Capability.SNAPSHOTS, "limited")
 
-    def adopt(self, *_: object) -> NoReturn:
+    def adopt(self, *_: object, **__: object) -> NoReturn:
         raise refuse(Capability.ADOPT, "limited")
 
     def delete_stream(self, *_: object, **__: object) -> NoReturn:

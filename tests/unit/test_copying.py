@@ -154,8 +154,8 @@ class Damaging(MemoryLog):
 
 
 class Losing(MemoryLog):
-    def adopt(self, stream: str, records: Sequence[Record]) -> int:
-        super().adopt(stream, [record for record in records if record.seq != 3])
+    def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
+        super().adopt(stream, [record for record in records if record.seq != 3], model=model)
         return len(records)
 
 

@@ -510,8 +510,9 @@ def test_nothing_is_restored_to_a_log_that_cannot_adopt(tmp_path: Path) -> None:
 
 def test_a_log_that_keeps_something_else_than_it_was_given_is_found_out(tmp_path: Path) -> None:
     class Careless(MemoryLog):
-        def adopt(self, stream: str, records: Any) -> int:
-            return super().adopt(stream, [msgspec.structs.replace(each, tenant="?") for each in records])
+        def adopt(self, stream: str, records: Any, *, model: str = "") -> int:
+            changed = [msgspec.structs.replace(each, tenant="?") for each in records]
+            return super().adopt(stream, changed, model=model)
 
     log = MemoryLog()
     fill(log, runs=1)

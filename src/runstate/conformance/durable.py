@@ -17,7 +17,7 @@ from runstate.conformance.opener import Opener
 from runstate.conformance.threads import race
 from runstate.conformance.workers import Acknowledged, Worker, check_stored
 from runstate.conformance.writer import Task
-from runstate.errors import LogClosed
+from runstate.errors import LogClosed, ModelMismatch
 from runstate.logs.log import Capability, EventLog, Position, Record
 
 
@@ -47,6 +47,15 @@ class DurableLogConformance(LogKit):
         (again,) = log.append("s", [note("a", "two")])
         assert (again.seq, again.event_id, again.persisted_at) == (first.seq, first.event_id, first.persisted_at)
         assert (again.idempotent, again.persisted, again.mismatch) == (True, False, True)
+
+    def test_the_model_of_a_stream_is_recorded_after_reopening(self, log: EventLog, opener: Opener) -> None:
+        log.append("s", notes("a"))
+        log.close()
+        log = opener()
+        assert [(info.stream, info.model) for info in log.streams()] == [("s", "notes")]
+        with pytest.raises(ModelMismatch):
+            log.append("s", [note("b", model="other")])
+        assert log.append("s", notes("b"))[0].seq == 2
 
     def test_seq_goes_on_after_reopening(self, log: EventLog, opener: Opener) -> None:
         log.append("s", notes("a", "b"))

@@ -9,6 +9,7 @@ from runstate.conformance.claims.appends import AppendClaims
 from runstate.conformance.claims.feeds import FeedClaims
 from runstate.conformance.claims.keepings import BlobClaims, DeletionClaims, SnapshotClaims
 from runstate.conformance.claims.keys import KeyClaims
+from runstate.conformance.claims.models import ModelClaims
 from runstate.conformance.claims.races import RaceClaims
 from runstate.conformance.claims.reads import ReadClaims
 from runstate.conformance.claims.refusals import RefusalClaims
@@ -28,6 +29,7 @@ class LogConformance(
     SnapshotClaims,
     DeletionClaims,
     AdoptionClaims,
+    ModelClaims,
     BlobClaims,
     RefusalClaims,
     RaceClaims,

@@ -12,18 +12,20 @@ from itertools import count
 from typing import Any, TypeVar
 
 import hypothesis.strategies as st
+import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from runstate.conformance.notes import as_held, followed, note, snapshot, stored
 from runstate.conformance.opener import Opener
-from runstate.errors import SequenceConflict, StreamNotFound
+from runstate.errors import ModelMismatch, SequenceConflict, StreamNotFound
 from runstate.logs.log import AppendResult, Capability, Position, Record, StoredSnapshot
 
 _streams = st.sampled_from(["a", "ü"])
 _keys = st.sampled_from([f"k{number}" for number in range(12)])
 _texts = st.sampled_from(["", "other", "\u2028"])
 _drafts = st.lists(st.builds(note, _keys, _texts), max_size=5)
+_models = st.sampled_from(["notes", "notes", "other"])
 
 _saves = st.lists(st.builds(snapshot, st.integers(1, 4), version=st.integers(1, 2)), min_size=1, max_size=3)
 
@@ -69,6 +71,7 @@ class LogMachine(RuleBasedStateMachine):
         super().__init__()
         self.opener, self.name, self.log = opener, name, opener()
         self.streams: dict[str, list[Record]] = {}
+        self.models: dict[str, str] = {}
         self.deletions: dict[str, int] = {}
         self.snapshots: dict[str, StoredSnapshot] = {}
         begin = followed(self.log).next if Capability.FEED in self.log.capabilities else None
@@ -79,22 +82,27 @@ class LogMachine(RuleBasedStateMachine):
 
     # --- writing ---------------------------------------------------------------------------------------
 
-    @rule(short=_streams, drafts=_drafts, expected=st.sampled_from([None, None, 0, -1, 1]))
-    def append(self, short: str, drafts: list[Any], expected: int | None) -> None:
+    @rule(short=_streams, drafts=_drafts, expected=st.sampled_from([None, None, 0, -1, 1]), model=_models)
+    def append(self, short: str, drafts: list[Any], expected: int | None, model: str) -> None:
         """`expected` is how far off `expected_seq` is; None: none is given."""
         stream = self._stream(short)
+        drafts = [msgspec.structs.replace(draft, model=model) for draft in drafts]
         held = self.streams.get(stream, [])
         by_key = {record.key: record for record in held}
         is_new = any(draft.key not in by_key for draft in drafts)
         expected_seq = None if expected is None else len(held) + expected
         try:
             results = self.log.append(stream, drafts, expected_seq=expected_seq)
+        except ModelMismatch as mismatch:
+            assert self.models.get(stream) == mismatch.details["recorded"] != model
+            return
         except SequenceConflict as conflict:
             assert is_new and expected
             assert conflict.details["actual_seq"] == len(held)
             return
         assert not (is_new and expected)
         assert len(results) == len(drafts)
+        assert not drafts or self.models.setdefault(stream, model) == model
         for draft, result in zip(drafts, results, strict=True):
             first = by_key.get(draft.key)
             if first is None:
@@ -115,13 +123,15 @@ class LogMachine(RuleBasedStateMachine):
         new = as_held(stream, drafts, after_seq=len(held))
         known = [record.key for record in held + new]
         try:
-            adopted = self.log.adopt(stream, held[len(held) - min(overlap, len(held)) :] + new)
+            known_records = held[len(held) - min(overlap, len(held)) :]
+            adopted = self.log.adopt(stream, known_records + new, model=self.models.get(stream, "notes"))
         except SequenceConflict:
             assert len(set(known)) < len(known)
             return
         assert (adopted, len(set(known))) == (len(new), len(known))
         if new:
             self.streams[stream] = held + new
+            self.models.setdefault(stream, "notes")
 
     @offers(Capability.DELETE)
     @rule(short=_streams, expected=st.sampled_from([None, 0, 0, 1, -1]))
@@ -137,7 +147,7 @@ class LogMachine(RuleBasedStateMachine):
             assert expected
             return
         assert not expected
-        del self.streams[stream]
+        del self.streams[stream], self.models[stream]
         self.snapshots.pop(stream, None)
         self.deletions[stream] = self.deletions.get(stream, 0) + 1
 
@@ -206,8 +216,8 @@ class LogMachine(RuleBasedStateMachine):
     @invariant()
     def lists_what_it_holds(self) -> None:
         mine = [info for info in self.log.streams(after=f"{self.name}-") if info.stream.startswith(f"{self.name}-")]
-        assert [(info.stream, info.last_seq, info.events) for info in mine] == [
-            (stream, len(held), len(held)) for stream, held in sorted(self.streams.items())
+        assert [(info.stream, info.last_seq, info.events, info.model) for info in mine] == [
+            (stream, len(held), len(held), self.models[stream]) for stream, held in sorted(self.streams.items())
         ]
         for info in mine:
             assert stored(self.log, info.stream, page=7) == self.streams[info.stream]

@@ -16,7 +16,9 @@ _prefix = b'{"seq":%d,"persistedAt":"%b",'
 _volatile = frozenset({"emittedAt"})
 
 
-def note(key: str, text: str = "", *, tenant: str = "acme", emitted_at: str = emitted_default) -> Draft:
+def note(
+    key: str, text: str = "", *, tenant: str = "acme", emitted_at: str = emitted_default, model: str = "notes"
+) -> Draft:
     """A draft named by its key. A retry may send another `emitted_at`, never another text."""
     body = msgspec.json.encode({"key": key, "text": text, "tenant": tenant, "emittedAt": emitted_at})
     return Draft(
@@ -28,6 +30,7 @@ def note(key: str, text: str = "", *, tenant: str = "acme", emitted_at: str = em
         prefix=_prefix,
         tail=body[1:],
         volatile=_volatile,
+        model=model,
     )
 
 

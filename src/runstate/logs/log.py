@@ -91,6 +91,8 @@ class StreamInfo(msgspec.Struct, frozen=True, rename="camel"):
     events: int
     first_persisted_at: str
     last_persisted_at: str
+    model: str = ""
+    """The name of the model that its first append recorded; empty where none is: an older version wrote the stream."""
 
 
 class Head(msgspec.Struct, frozen=True, gc=False):
@@ -103,6 +105,8 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     """Opaque. Changes whenever the stream does, and when it is deleted and begun again. Empty if not asked for."""
     last_seq: int | None = None
     """None where only a walk would tell. The seqs of such a log are the numbers of its lines, from 1 without a gap."""
+    model: str | None = None
+    """As `StreamInfo.model`; None where only a look at the stream would tell: see `StreamInfo`."""
 
 
 class StoredSnapshot(msgspec.Struct, frozen=True):
@@ -139,23 +143,28 @@ class EventLog(Protocol):
 
         Once this returns, they survive a process kill and a power cut. A draft whose key the stream already
         holds changes nothing and returns the first result, so a caller may always retry: `expected_seq` is
-        looked at only when there is something new to write.
+        looked at only when there is something new to write. The first append records the model of its drafts.
 
         Raises:
+            ModelMismatch: the stream records another model than the drafts, or the drafts are of several; nothing was
+                written, and the answer is the same for a retry.
             SequenceConflict: the stream is not at `expected_seq`; read again and decide again.
             AppendOutcomeUnknown: the batch may or may not be stored; send the same keys again.
             LogBusy, LogFull, LogClosed: nothing was written.
         """
         ...
 
-    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+    def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         """Take over records as another log holds them: seq, event id, key, times and line. All or none.
+
+        `model` is what the other log records for the stream; it is recorded as by an append.
 
         For copies and restored archives, never for new facts. They are of this stream, ascending. Those that the stream
         holds already, just so, are passed over; the rest is appended with its own seqs, and is as durable as an append.
         Returns how many were new.
 
         Raises:
+            ModelMismatch: the stream records another model than `model`.
             SequenceConflict: the stream holds something else at one of these places, or under one of these keys.
             Unsupported: the log does not offer it, or cannot keep such places (gaps, where lines are numbered).
             AppendOutcomeUnknown: they may or may not be stored; adopt the same records again.

@@ -76,6 +76,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The rest of the line, up to and with its closing brace."""
     volatile: frozenset[str] = frozenset()
     """Names of the members that an honest retry may send differently."""
+    model: str = ""
+    """The name of the model. The log records it with the stream's first event; empty: nothing is recorded."""
     chained: ClassVar[bool] = False
     """Whether a line of this kind holds something of the line before it, as the links of a hash chain do."""
 

@@ -99,6 +99,7 @@ class TaggedModel(Model[Fact[T], Fact[T], S], Generic[T, S]):
                 prefix=_prefix,
                 tail=encoded[1:],
                 volatile=_volatile,
+                model=self.name,
             ),
         )
 

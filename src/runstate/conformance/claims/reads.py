@@ -134,7 +134,7 @@ class ReadClaims(LogKit):
     def test_a_streams_entry_tells_its_extent(self, log: EventLog) -> None:
         (first,) = log.append("s", [note("a", tenant="t-1")])
         (last,) = log.append("s", [note("b", tenant="t-1")])
-        assert log.stream("s") == StreamInfo("s", "t-1", 2, 2, first.persisted_at, last.persisted_at)
+        assert log.stream("s") == StreamInfo("s", "t-1", 2, 2, first.persisted_at, last.persisted_at, "notes")
         assert log.streams() == [log.stream("s")]
 
     def test_a_stream_that_is_not_there_has_no_entry(self, log: EventLog) -> None:

@@ -32,7 +32,9 @@ bad_streams = {
 }
 _no_blob = BlobRef(f"sha256:{'0' * 64}")
 
-unwritable = Draft(event_id="", type="noted", key="broken", tenant="", emitted_at="", prefix=b"%d %d %d", tail=b"")
+unwritable = Draft(
+    event_id="", type="noted", key="broken", tenant="", emitted_at="", prefix=b"%d %d %d", tail=b"", model="notes"
+)
 """A draft of a broken model: its prefix has a place too many, so that rendering it fails inside the log."""
 
 

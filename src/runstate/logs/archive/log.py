@@ -109,11 +109,12 @@ class ArchiveLog(Handle):
         check_limit(limit)
         self._check_listed()
         start = bisect_right(self._streams, after)
-        return [self.contents.runs[stream].run.info() for stream in self._streams[start : start + limit]]
+        runs = self.contents.runs
+        return [runs[stream].run.info(self.info.model) for stream in self._streams[start : start + limit]]
 
     def stream(self, stream: str) -> StreamInfo | None:
         copy = self._copy(stream)
-        return None if copy is None else copy.run.info()
+        return None if copy is None else copy.run.info(self.info.model)
 
     def heads(self, *, after: str = "", until: str | None = None, versions: bool = True) -> Iterator[Head]:
         self._check_listed()
@@ -121,7 +122,7 @@ class ArchiveLog(Handle):
             if until is not None and stream > until:
                 return
             run = self.contents.runs[stream].run
-            yield Head(stream, run.events, run.sha256 if versions else "", run.last_seq)
+            yield Head(stream, run.events, run.sha256 if versions else "", run.last_seq, self.info.model)
 
     def load_snapshot(self, stream: str, model: str) -> StoredSnapshot | None:
         """None: a run's state is folded from its events, whoever asks."""
@@ -153,7 +154,7 @@ class ArchiveLog(Handle):
     def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
         self._refuse_change(stream)
 
-    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+    def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         self._refuse_change(stream)
 
     def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:

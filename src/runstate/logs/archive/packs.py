@@ -55,10 +55,9 @@ class ArchivedRun(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     sha256: Digest
     """Of the run's lines in the pack, each with its newline."""
 
-    def info(self) -> StreamInfo:
-        return StreamInfo(
-            self.stream, self.tenant, self.last_seq, self.events, self.first_persisted_at, self.last_persisted_at
-        )
+    def info(self, model: str) -> StreamInfo:
+        times = (self.first_persisted_at, self.last_persisted_at)
+        return StreamInfo(self.stream, self.tenant, self.last_seq, self.events, *times, model)
 
 
 class Manifest(msgspec.Struct, frozen=True):

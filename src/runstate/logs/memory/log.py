@@ -26,6 +26,7 @@ from runstate.logs.log import (
     now,
     refuse,
 )
+from runstate.logs.stream_models import check_model, shared_model
 from runstate.models.canonical import digest
 from runstate.models.model import Draft, check_stream
 
@@ -46,6 +47,7 @@ class MemoryLog:
         self._lock = Lock()
         self._streams: dict[str, list[Record]] = {}
         self._keys: dict[str, dict[str, Record]] = {}
+        self._models: dict[str, str] = {}
         self._feed: list[tuple[int, Record]] = []
         self._last_position = 0
         self._snapshots: dict[str, dict[str, StoredSnapshot]] = {}
@@ -55,6 +57,9 @@ class MemoryLog:
     def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
         check_stream(stream)
         with self._open():
+            if not drafts:
+                return []
+            model = check_model(stream, self._models.get(stream, ""), shared_model(stream, drafts))
             records, keys = self._streams.get(stream, []), self._keys.get(stream, {})
             persisted_at = now()
             results: list[AppendResult] = []
@@ -70,13 +75,14 @@ class MemoryLog:
                 results.append(AppendResult(draft.event_id, seq, persisted_at))
             if fresh:
                 check_expected(stream, last_seq, expected_seq)
-                self._keep(stream, fresh.values())
+                self._keep(stream, fresh.values(), model)
             return results
 
-    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+    def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         check_stream(stream)
         with self._open():
             check_records(stream, records)
+            model = check_model(stream, self._models.get(stream, ""), model)
             held, keys = self._streams.get(stream, []), self._keys.get(stream, {})
             last_seq = held[-1].seq if held else 0
             start = _after(held, records[0].seq - 1) if records else 0
@@ -84,7 +90,7 @@ class MemoryLog:
             for record in new:
                 if record.key in keys:
                     raise key_taken(record, last_seq)
-            self._keep(stream, new)
+            self._keep(stream, new, model)
             return len(new)
 
     def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
@@ -119,18 +125,18 @@ class MemoryLog:
         check_limit(limit)
         with self._open():
             names = sorted(name for name in self._streams if name > after)[:limit]
-            return [_info(self._streams[name]) for name in names]
+            return [_info(self._streams[name], self._models[name]) for name in names]
 
     def stream(self, stream: str) -> StreamInfo | None:
         check_stream(stream)
         with self._open():
             records = self._streams.get(stream)
-            return _info(records) if records else None
+            return _info(records, self._models[stream]) if records else None
 
     def heads(self, *, after: str = "", until: str | None = None, versions: bool = True) -> Iterator[Head]:
         with self._open():
             names = sorted(name for name in self._streams if name > after and (until is None or name <= until))
-            return iter([_head(name, self._streams[name]) for name in names])
+            return iter([_head(name, self._streams[name], self._models[name]) for name in names])
 
     def load_snapshot(self, stream: str, model: str) -> StoredSnapshot | None:
         check_stream(stream)
@@ -153,7 +159,7 @@ class MemoryLog:
             if (records := self._streams.get(stream)) is None:
                 raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
             check_expected(stream, records[-1].seq, expected_seq)
-            del self._streams[stream], self._keys[stream]
+            del self._streams[stream], self._keys[stream], self._models[stream]
             self._snapshots.pop(stream, None)
             self._feed = [entry for entry in self._feed if entry[1].stream != stream]
 
@@ -192,8 +198,9 @@ class MemoryLog:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _keep(self, stream: str, records: Collection[Record]) -> None:
+    def _keep(self, stream: str, records: Collection[Record], model: str) -> None:
         if records:
+            self._models[stream] = model
             self._streams.setdefault(stream, []).extend(records)
             self._keys.setdefault(stream, {}).update((record.key, record) for record in records)
             positions = range(self._last_position + 1, self._last_position + len(records) + 1)
@@ -223,11 +230,12 @@ def _after(records: list[Record], seq: int) -> int:
     return bisect_right(records, seq, key=lambda record: record.seq)
 
 
-def _head(stream: str, records: list[Record]) -> Head:
+def _head(stream: str, records: list[Record], model: str) -> Head:
     first, last = records[0], records[-1]
-    return Head(stream, len(records), f"{first.persisted_at}.{first.event_id}.{last.seq}.{last.event_id}", last.seq)
+    version = f"{first.persisted_at}.{first.event_id}.{last.seq}.{last.event_id}"
+    return Head(stream, len(records), version, last.seq, model)
 
 
-def _info(records: list[Record]) -> StreamInfo:
+def _info(records: list[Record], model: str) -> StreamInfo:
     first, last = records[0], records[-1]
-    return StreamInfo(first.stream, first.tenant, last.seq, len(records), first.persisted_at, last.persisted_at)
+    return StreamInfo(first.stream, first.tenant, last.seq, len(records), first.persisted_at, last.persisted_at, model)

@@ -10,24 +10,25 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from runstate.errors import SequenceConflict
+from runstate.errors import ModelMismatch, RunstateError, SequenceConflict
 from runstate.logs.adoption import key_taken, new_records
 from runstate.logs.log import AppendResult, Record, check_expected
 from runstate.logs.stored_rows import checksum
+from runstate.logs.stream_models import check_model, shared_model
 from runstate.models.model import Draft
 
 _move_head = """
-UPDATE streams SET last_seq = ?, events = events + ?, last_persisted_at = ?
-WHERE id = ? AND stream = ? AND last_seq = ?
+UPDATE streams SET last_seq = ?, events = events + ?, last_persisted_at = ?, model = ?
+WHERE id = ? AND stream = ? AND last_seq = ? AND model = ?
 """
 _insert_head = """
-INSERT INTO streams (stream, tenant, last_seq, events, first_persisted_at, last_persisted_at) VALUES (?, ?, ?, ?, ?, ?)
+INSERT INTO streams (stream, tenant, last_seq, events, first_persisted_at, last_persisted_at, model)
+VALUES (?, ?, ?, ?, ?, ?, ?)
 """
-_select_head = "SELECT id, last_seq FROM streams WHERE stream = ?"
-_put_head = """
-INSERT INTO streams (stream, tenant, last_seq, events, first_persisted_at, last_persisted_at) VALUES (?, ?, ?, ?, ?, ?)
+_select_head = "SELECT id, last_seq, model FROM streams WHERE stream = ?"
+_put_head = f"""{_insert_head}
 ON CONFLICT (stream) DO UPDATE SET last_seq = excluded.last_seq, events = events + excluded.events,
-    last_persisted_at = excluded.last_persisted_at
+    last_persisted_at = excluded.last_persisted_at, model = excluded.model
 RETURNING id
 """
 insert_event = """
@@ -55,26 +56,32 @@ class Heads:
     """Where the streams stand, as far as this process knows: a guess that is checked whenever it is used."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[int, int]] = {}
+        self._known: dict[str, tuple[int, int, str]] = {}
 
     def claim(
-        self, connection: sqlite3.Connection, stream: str, tenant: str, count: int, persisted_at: str
+        self, connection: sqlite3.Connection, stream: str, tenant: str, model: str, count: int, persisted_at: str
     ) -> tuple[int, int]:
-        """Move a stream's head by `count`, or make it. Returns its number, and the seq that it was at."""
-        stream_id, seq = self._known.get(stream, (0, 0))
+        """Move a stream's head by `count`, or make it. Returns its number, and the seq that it was at.
+
+        Raises:
+            ModelMismatch: the stream records another model; nothing was changed.
+        """
+        stream_id, seq, recorded = self._known.get(stream, (0, 0, ""))
         # Another process may have moved the head since, or deleted the stream: then this changes no row.
-        moved = (seq + count, count, persisted_at, stream_id, stream, seq)
-        if stream_id == 0 or connection.execute(_move_head, moved).rowcount == 0:
+        moved = (seq + count, count, persisted_at, recorded, stream_id, stream, seq, recorded)
+        if stream_id == 0 or recorded != model or connection.execute(_move_head, moved).rowcount == 0:
             found = connection.execute(_select_head, (stream,)).fetchone()
             if found is None:
-                opening = (stream, tenant, count, count, persisted_at, persisted_at)
+                opening = (stream, tenant, count, count, persisted_at, persisted_at, model)
                 stream_id, seq = connection.execute(_insert_head, opening).lastrowid or 0, 0
             else:
-                stream_id, seq = found
-                connection.execute(_move_head, (seq + count, count, persisted_at, stream_id, stream, seq))
+                stream_id, seq, recorded = found
+                model = check_model(stream, recorded, model)
+                moved = (seq + count, count, persisted_at, model, stream_id, stream, seq, recorded)
+                connection.execute(_move_head, moved)
         if len(self._known) >= heads_max:
             self._known.clear()
-        self._known[stream] = (stream_id, seq + count)
+        self._known[stream] = (stream_id, seq + count, model)
         return stream_id, seq
 
     def forget(self) -> None:
@@ -85,19 +92,24 @@ class Heads:
 class Append:
     """One caller's append: what it asks for, and what came of it."""
 
-    __slots__ = ("drafts", "error", "expected_seq", "result", "stream")
+    __slots__ = ("drafts", "error", "expected_seq", "model", "result", "stream")
 
     def __init__(self, stream: str, drafts: Sequence[Draft], expected_seq: int | None) -> None:
+        """
+        Raises:
+            ModelMismatch: the drafts are of several models.
+        """
         self.stream, self.drafts, self.expected_seq = stream, drafts, expected_seq
+        self.model = shared_model(stream, drafts)
         self.result: list[AppendResult] = []
-        self.error: SequenceConflict | None = None
+        self.error: RunstateError | None = None
 
 
 def append_new(connection: sqlite3.Connection, heads: Heads, appends: Sequence[Append], persisted_at: str) -> None:
     """Write a group in which no key is known, and give each append its result.
 
     Raises:
-        KnownKey: one is, or a stream is not where a caller thinks it is, which may be a retry too.
+        KnownKey: one is, or a stream is not where a caller thinks it is, which may be a retry too; or of another model.
     """
     by_stream: dict[str, list[Append]] = {}
     for append in appends:
@@ -105,7 +117,13 @@ def append_new(connection: sqlite3.Connection, heads: Heads, appends: Sequence[A
     rows: list[Row] = []
     for stream, group in by_stream.items():
         drafts = [draft for append in group for draft in append.drafts]
-        stream_id, seq = heads.claim(connection, stream, drafts[0].tenant, len(drafts), persisted_at)
+        model = group[0].model
+        if any(append.model != model for append in group):
+            raise KnownKey
+        try:
+            stream_id, seq = heads.claim(connection, stream, drafts[0].tenant, model, len(drafts), persisted_at)
+        except ModelMismatch as error:
+            raise KnownKey from error
         previous = _previous(connection, stream_id, seq, drafts)
         for append in group:
             if append.expected_seq is not None and append.expected_seq != seq:
@@ -116,10 +134,10 @@ def append_new(connection: sqlite3.Connection, heads: Heads, appends: Sequence[A
 
 
 def append_checked(connection: sqlite3.Connection, heads: Heads, appends: Sequence[Append], persisted_at: str) -> None:
-    """Write a group, looking up every key. Each append gets its result, or the conflict that refuses it."""
+    """Write a group, looking up every key. Each append gets its result, or the error that refuses it."""
     for append in appends:
         row = connection.execute(_select_head, (append.stream,)).fetchone()
-        stream_id, seq = row or (0, 0)
+        stream_id, seq, recorded = row or (0, 0, "")
         firsts = {d.key: connection.execute(_select_key, (stream_id, d.key)).fetchone() for d in append.drafts}
         # The first draft of each key that is not stored yet; a second one is a retry within the same call.
         unknown: dict[str, Draft] = {}
@@ -128,13 +146,16 @@ def append_checked(connection: sqlite3.Connection, heads: Heads, appends: Sequen
                 unknown.setdefault(draft.key, draft)
         new = list(unknown.values())
         append.error = None
-        if new:
-            try:
+        try:
+            check_model(append.stream, recorded, append.model)
+            if new:
                 check_expected(append.stream, seq, append.expected_seq)
-            except SequenceConflict as conflict:
-                append.error = conflict
-                continue
-            stream_id, seq = heads.claim(connection, append.stream, new[0].tenant, len(new), persisted_at)
+        except (ModelMismatch, SequenceConflict) as error:
+            append.error = error
+            continue
+        if new:
+            claimed = (append.stream, new[0].tenant, append.model, len(new), persisted_at)
+            stream_id, seq = heads.claim(connection, *claimed)
         rows: list[Row] = []
         previous = _previous(connection, stream_id, seq, new)
         results = dict(zip(unknown, _add_rows(rows, stream_id, seq, new, persisted_at, previous), strict=True))
@@ -145,13 +166,15 @@ def append_checked(connection: sqlite3.Connection, heads: Heads, appends: Sequen
         ]
 
 
-def adopt_rows(connection: sqlite3.Connection, stream: str, records: Sequence[Record]) -> int:
+def adopt_rows(connection: sqlite3.Connection, stream: str, records: Sequence[Record], model: str) -> int:
     """Write those of a log's records that are new to the stream; how many they are.
 
     Raises:
+        ModelMismatch: the stream records another model; nothing was written.
         SequenceConflict: the stream holds something else in their place; nothing was written.
     """
-    stream_id, last_seq = connection.execute(_select_head, (stream,)).fetchone() or (0, 0)
+    stream_id, last_seq, recorded = connection.execute(_select_head, (stream,)).fetchone() or (0, 0, "")
+    model = check_model(stream, recorded, model)
     held = connection.execute(_select_range, (stream_id, records[0].seq, records[-1].seq))
     new = new_records(stream, records, last_seq, (Record(stream, *row) for row in held))
     for record in new if stream_id else ():
@@ -159,7 +182,7 @@ def adopt_rows(connection: sqlite3.Connection, stream: str, records: Sequence[Re
             raise key_taken(record, last_seq)
     if new:
         first, last = new[0], new[-1]
-        head = (stream, first.tenant, last.seq, len(new), first.persisted_at, last.persisted_at)
+        head = (stream, first.tenant, last.seq, len(new), first.persisted_at, last.persisted_at, model)
         (stream_id,) = connection.execute(_put_head, head).fetchone()
         connection.executemany(insert_event, [_row(stream_id, record) for record in new])
     return len(new)

@@ -66,11 +66,11 @@ SELECT e.position, s.stream, {_record_columns} FROM events e JOIN streams s ON s
 WHERE e.position > ? ORDER BY e.position LIMIT ?
 """
 _last_position = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events'"
-_info = "SELECT stream, tenant, last_seq, events, first_persisted_at, last_persisted_at FROM streams"
+_info = "SELECT stream, tenant, last_seq, events, first_persisted_at, last_persisted_at, model FROM streams"
 _last_event = "(SELECT position FROM events WHERE stream_id = id AND seq = last_seq)"
 """A version: no position is ever given twice."""
 _heads = """
-SELECT stream, last_seq, {version} FROM streams
+SELECT stream, last_seq, {version}, model FROM streams
 WHERE stream > ? AND (? IS NULL OR stream <= ?) ORDER BY stream LIMIT ?
 """
 _heads_page = 10_000
@@ -141,7 +141,7 @@ class SqliteLog(Handle):
         self._writer.append(append)
         return append.result
 
-    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+    def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         check_stream(stream)
         self._check_open()
         check_records(stream, records)
@@ -149,7 +149,7 @@ class SqliteLog(Handle):
 
         def adopt(connection: sqlite3.Connection) -> None:
             nonlocal new
-            new = adopt_rows(connection, stream, records)
+            new = adopt_rows(connection, stream, records, model)
 
         if records:
             self._writer.work(adopt)
@@ -226,8 +226,8 @@ class SqliteLog(Handle):
         while True:
             with self._reader() as reader:
                 page = reader.execute(query, (after, until, until, _heads_page)).fetchall()
-            for stream, last_seq, version in page:
-                yield Head(stream, last_seq, str(version), last_seq)
+            for stream, last_seq, version, model in page:
+                yield Head(stream, last_seq, str(version), last_seq, model)
             if len(page) < _heads_page:
                 return
             after = page[-1][0]

@@ -66,7 +66,11 @@ WHEN EXISTS (SELECT 1 FROM streams WHERE id = OLD.stream_id)
 BEGIN SELECT RAISE(ABORT, 'events are append-only: delete the whole stream'); END;
 """
 
-migrations = [_version_1]
+_version_2 = """
+ALTER TABLE streams ADD COLUMN model TEXT NOT NULL DEFAULT '';
+"""
+
+migrations = [_version_1, _version_2]
 """The n-th turns version n into version n + 1. Published ones are never edited."""
 
 
@@ -92,6 +96,14 @@ def prepare(connection: sqlite3.Connection) -> None:
     except BaseException:
         connection.rollback()
         raise
+
+
+def read_unmigrated(connection: sqlite3.Connection) -> None:
+    """Let a connection that only reads see a file of version 1 as if it were migrated. The file stays as it is."""
+    columns = connection.execute("SELECT 1 FROM main.pragma_table_info('streams') WHERE name = 'model'")
+    if columns.fetchone() is None:
+        # A temporary view hides the table of the same name from this connection's queries.
+        connection.execute("CREATE TEMP VIEW IF NOT EXISTS streams AS SELECT *, '' AS model FROM main.streams")
 
 
 def _version(connection: sqlite3.Connection) -> int:

@@ -58,6 +58,7 @@ class DaemonModel(Model[DaemonEvent, DaemonEvent, MaterializedState]):
             emitted_at="",
             prefix=b"",
             tail=encode(event),
+            model=self.name,
         )
         return event.daemon, made
 

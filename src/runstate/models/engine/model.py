@@ -99,6 +99,7 @@ class EngineModel(Model[EngineEvent, RunEventRecord, RunSnapshot]):
             prefix=_prefix,
             tail=members_json(event)[1:],
             volatile=_volatile,
+            model=self.name,
         )
 
     def expected_key(self, event: EngineEvent) -> str | None:

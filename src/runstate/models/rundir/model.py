@@ -83,6 +83,7 @@ class RunDirectoryModel(Model[RunEvent, RunEvent, RunDirectory]):
             tail=b'",' + members[1:-1],
             ts="" if event.ts is UNSET else event.ts,
             payload=compact(event.payload),
+            model=self.name,
         )
 
     def decode(self, body: bytes) -> RunEvent:

@@ -81,6 +81,7 @@ class SessionModel(Model[SessionEvent, SessionEvent, Session]):
             prefix=_prefix,
             tail=msgspec.json.encode(event)[1:],
             volatile=_volatile,
+            model=self.name,
         )
 
     def expected_key(self, event: SessionEvent) -> str | None:

@@ -329,7 +329,7 @@ class Sessions(Lineage):
         def adopt() -> bool:
             for blob in opened.blobs:
                 self.log.put_blob(blob)
-            return self.log.adopt(session, opened.records(session)) > 0
+            return self.log.adopt(session, opened.records(session), model=SESSION.name) > 0
 
         try:
             with telling(session_id=session):

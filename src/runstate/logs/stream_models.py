@@ -1,0 +1,47 @@
+"""The model that a stream records: its first append sets it, and every later one must be of the same.
+
+A stream of an older version records none. It takes the model of the next append, where the log's format allows that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runstate.errors import ModelMismatch
+from runstate.models.model import Draft
+
+
+def shared_model(stream: str, drafts: Sequence[Draft]) -> str:
+    """The model of all drafts of one append, of which there is at least one.
+
+    Raises:
+        ModelMismatch: they are of several models.
+    """
+    model = drafts[0].model
+    for draft in drafts:
+        if draft.model != model:
+            raise ModelMismatch(
+                f"One append to the stream {stream!r} holds events of the models {model!r} and {draft.model!r}; nothing "
+                "was written. Append the events of each model to streams of their own",
+                stream=stream,
+                recorded=model,
+                given=draft.model,
+            )
+    return model
+
+
+def check_model(stream: str, recorded: str, given: str) -> str:
+    """The model that a stream records once the model `given` was used on it. Empty names stand for no model.
+
+    Raises:
+        ModelMismatch: the stream records another one.
+    """
+    if recorded and given and recorded != given:
+        raise ModelMismatch(
+            f"The stream {stream!r} holds events of the model {recorded!r}, not of {given!r}. Read and append to it with "
+            f"the model {recorded!r}; events of {given!r} need another stream",
+            stream=stream,
+            recorded=recorded,
+            given=given,
+        )
+    return recorded or given

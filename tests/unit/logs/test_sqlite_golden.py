@@ -1,0 +1,76 @@
+"""A file of the first format, whose streams record no model, which must stay readable and writable."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from runstate.conformance.notes import as_held, note, notes, snapshot
+from runstate.errors import ModelMismatch
+from runstate.logs.log import BlobRef, StreamInfo
+from runstate.logs.sqlite import SqliteLog
+from runstate.logs.sqlite.schema import read_unmigrated
+from runstate.models.canonical import digest
+
+run = "r-2026-é"
+held = as_held("s", [note("a", "ü\u2028"), note("b"), note("c", tenant="t-2")])
+first_at, last_at = held[0].persisted_at, held[-1].persisted_at
+
+
+@pytest.fixture
+def copy(golden: Path, tmp_path: Path) -> Path:
+    shutil.copyfile(golden / "sqlite-1" / "log.sqlite", tmp_path / "log.db")
+    return tmp_path / "log.db"
+
+
+def test_a_file_of_the_first_format_is_read(copy: Path, golden: Path) -> None:
+    lines = (golden / "engine_history.ndjson").read_bytes().split(b"\n")[:5]
+    for _ in range(2):  # The first time migrates it.
+        with SqliteLog(copy, create=False) as log:
+            assert log.read("s") == held
+            assert list(log.lines(run)) == lines
+            assert log.load_snapshot("s", "notes") == snapshot(3)
+            assert log.get_blob(BlobRef(f"sha256:{digest(b'one')}")) == b"one"
+            assert log.stream("s") == StreamInfo("s", "acme", 3, 3, first_at, last_at, "")
+            assert [(head.stream, head.model) for head in log.heads()] == [(run, ""), ("s", "")]
+            assert [record.stream for record in log.feed().records] == [run] * 5 + ["s"] * 3
+            assert list(log.verify()) == []
+
+
+def test_a_stream_of_the_first_format_records_the_model_of_its_next_new_event(copy: Path) -> None:
+    with SqliteLog(copy) as log:
+        assert log.append("s", notes("b"))[0].idempotent
+        assert [info.model for info in log.streams()] == ["", ""]
+        assert log.append("s", notes("d"))[0].seq == 4
+        assert [info.model for info in log.streams()] == ["", "notes"]
+        with pytest.raises(ModelMismatch):
+            log.append("s", [note("e", model="other")])
+        assert list(log.verify()) == []
+
+
+def test_records_are_adopted_into_a_stream_of_the_first_format(copy: Path) -> None:
+    with SqliteLog(copy) as log:
+        more = as_held("s", notes("d"), after_seq=3)
+        assert log.adopt("s", [*held, *more], model="notes") == 1
+        assert [info.model for info in log.streams()] == ["", "notes"]
+
+
+def test_a_file_of_the_first_format_can_be_read_without_migrating_it(copy: Path) -> None:
+    before = copy.read_bytes()
+    connection = sqlite3.connect(f"file:{copy}?mode=ro&immutable=1", uri=True)
+    read_unmigrated(connection)
+    assert connection.execute("SELECT stream, last_seq, model FROM streams").fetchall() == [(run, 7, ""), ("s", 3, "")]
+    connection.close()
+    assert copy.read_bytes() == before
+
+
+def test_a_migrated_file_is_read_with_its_models(copy: Path) -> None:
+    with SqliteLog(copy) as log:
+        log.append("s", notes("d"))
+    connection = sqlite3.connect(copy)
+    read_unmigrated(connection)
+    assert connection.execute("SELECT stream, model FROM streams").fetchall() == [(run, ""), ("s", "notes")]
+    connection.close()
