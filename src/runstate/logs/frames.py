@@ -2,6 +2,7 @@
 
     {"seq":7,"event_id":"…","type":"…","key":"…","tenant":"…","emitted_at":"…","persisted_at":"…","crc":"…","event":LINE}
 
+The frame of a stream's first event has `"model":"…"` before `crc`: the model that the stream records.
 `crc` is CRC-32 over everything before `,"crc"` and over LINE; what is left of the frame is fixed. No string of the
 frame can hold `,"event":`, because JSON escapes the quotes inside a string, so the first one is the frame's own.
 """
@@ -13,11 +14,14 @@ from zlib import crc32
 
 import msgspec
 
+from runstate.logs.disk import File
 from runstate.logs.log import Record
 
 _newline = ord("\n")
 OPENING = b'{"seq":'
 """How every framed line begins."""
+_beginning_bytes = 4096
+"""Nearly always enough for a frame."""
 LINE_DAMAGED = "log.line_damaged"
 OUT_OF_ORDER = "log.out_of_order"
 
@@ -38,9 +42,15 @@ class _Frame(msgspec.Struct, gc=False):
     tenant: str
     emitted_at: str
     persisted_at: str
+    model: str = ""
+
+
+class _Model(msgspec.Struct, gc=False):
+    model: str = ""
 
 
 _frames = msgspec.json.Decoder(_Frame)
+_models = msgspec.json.Decoder(_Model)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -55,8 +65,8 @@ def check_writable(body: bytes) -> None:
     msgspec.json.decode(body, type=msgspec.Raw)
 
 
-def framed(record: Record) -> bytes:
-    """A record as a line of a file, without its newline."""
+def framed(record: Record, model: str) -> bytes:
+    """A record as a line of a file, without its newline. The model of the stream is written with its first event."""
     head = b'{"seq":%d,"event_id":%b,"type":%b,"key":%b,"tenant":%b,"emitted_at":%b,"persisted_at":%b' % (
         record.seq,
         _encode(record.event_id),
@@ -66,7 +76,27 @@ def framed(record: Record) -> bytes:
         _encode(record.emitted_at),
         _encode(record.persisted_at),
     )
+    if record.seq == 1 and model:
+        head += b',"model":%b' % _encode(model)
     return b'%b,"crc":"%08x","event":%b}' % (head, crc32(record.body, crc32(head)), record.body)
+
+
+def framed_model(line: bytes) -> str:
+    """The model that a framed line, or the frame alone, records for its stream; empty where it records none."""
+    try:
+        return _models.decode(line.partition(b',"event":')[0] + b"}").model
+    except (msgspec.MsgspecError, UnicodeError):  # Damaged: who reads the line is told.
+        return ""
+
+
+def read_first_frame(file: File) -> bytes:
+    """The beginning of a file: with the whole frame of its first line, where that stands in one."""
+    size = _beginning_bytes
+    while True:
+        start = file.read_at(0, size)
+        if not start.startswith(OPENING) or b',"event":' in start or len(start) < size:
+            return start
+        size *= 8
 
 
 def unframed(seq: int | None, line: bytes) -> tuple[bytes, bytes]:

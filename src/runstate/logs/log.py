@@ -106,7 +106,7 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     last_seq: int | None = None
     """None where only a walk would tell. The seqs of such a log are the numbers of its lines, from 1 without a gap."""
     model: str | None = None
-    """As `StreamInfo.model`; None where only a look at the stream would tell: see `StreamInfo`."""
+    """As `StreamInfo.model`; None where only a look at the stream would tell, and versions were not asked for."""
 
 
 class StoredSnapshot(msgspec.Struct, frozen=True):

@@ -21,8 +21,8 @@ def shared_model(stream: str, drafts: Sequence[Draft]) -> str:
     for draft in drafts:
         if draft.model != model:
             raise ModelMismatch(
-                f"One append to the stream {stream!r} holds events of the models {model!r} and {draft.model!r}; nothing "
-                "was written. Append the events of each model to streams of their own",
+                f"One append to the stream {stream!r} holds events of the models {model!r} and {draft.model!r}. "
+                "Append the events of each model to a stream of its own",
                 stream=stream,
                 recorded=model,
                 given=draft.model,
@@ -38,8 +38,8 @@ def check_model(stream: str, recorded: str, given: str) -> str:
     """
     if recorded and given and recorded != given:
         raise ModelMismatch(
-            f"The stream {stream!r} holds events of the model {recorded!r}, not of {given!r}. Read and append to it with "
-            f"the model {recorded!r}; events of {given!r} need another stream",
+            f"The stream {stream!r} holds events of the model {recorded!r}, not of {given!r}. Pass the model that "
+            "wrote it, or choose another stream",
             stream=stream,
             recorded=recorded,
             given=given,

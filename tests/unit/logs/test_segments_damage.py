@@ -185,7 +185,7 @@ def test_two_events_under_one_key_are_found() -> None:
     log = opened(disk)
     log.append("r", [note("a"), note("b")])
     lines = disk.read(segment(0, 1)).replace(b'"key":"b"', b'"key":"a"').split(b"\n")[:-1]
-    twice = [framed(Record("r", n, "e", "noted", "a", "", "", "", b"{}")) for n in range(1, len(lines) + 1)]
+    twice = [framed(Record("r", n, "e", "noted", "a", "", "", "", b"{}"), "") for n in range(1, len(lines) + 1)]
     data = b"".join(line + b"\n" for line in twice)
     put(disk, segment(0, 1), data)
     put(disk, manifest, Manifest().written([Segment(0, 1, digest(data), len(data))]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
@@ -118,8 +119,9 @@ def test_a_line_that_does_not_say_its_whole_envelope_is_framed(log: SegmentsLog,
 
 
 def test_both_kinds_of_lines_may_stand_in_one_session(log: SegmentsLog) -> None:
-    log.append("r", [bare("a"), note("b"), bare("c")])
-    log.append("r", [note("d"), bare("e")])
+    """Older versions did not keep the models apart. What names no model is appended to any session still."""
+    log.append("r", [bare("a"), note("b", model=""), bare("c")])
+    log.append("r", [note("d", model=""), bare("e")])
     assert [(r.seq, r.key) for r in log.read("r")] == [(1, "a"), (2, "b"), (3, "c"), (4, "d"), (5, "e")]
     assert list(log.lines("r")) == [record.body for record in log.read("r")]
     assert list(log.verify()) == []
@@ -150,8 +152,38 @@ def test_a_session_of_each_version_is_read(golden: Path, version: str) -> None:
         assert list(log.verify()) == []
         assert keys(log.read("golden")) == ["a", "b", "c", "d", "e", "ü\u2028"]
         assert [record.tenant for record in log.read("golden")] == ["", "", "", "", "", "acme"]
+        assert [info.model for info in log.streams()] == [head.model for head in log.heads()] == ["session"]
         assert log.load_snapshot("golden", "notes") == snapshot(5)
         assert [log.get_blob(BlobRef(ref)) for ref in golden_refs] == [b"one", b"two"]
+
+
+def test_a_framed_session_of_an_older_version_records_no_model_and_is_gone_on_from(
+    golden: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(golden / "segments-framed", tmp_path / "old")
+    with SegmentsLog(tmp_path / "old", create=False) as log:
+        assert log.read("s") == as_held("s", [note("a", "ü\u2028"), note("b"), note("c", tenant="t-2")])
+        assert log.append("s", [note("d")])[0].seq == 4
+        assert log.append("s", [note("e", model="other")])[0].seq == 5
+        assert [info.model for info in log.streams()] == [head.model for head in log.heads()] == [""]
+        assert list(log.verify()) == []
+
+
+def test_the_frame_of_the_first_event_alone_names_the_model(log: SegmentsLog, home: Path) -> None:
+    log.append("r", [note("a"), note("b")])
+    log.append("r", [note("c")])
+    lines = b"".join(path.read_bytes() for path in sorted(home.rglob("events/*"))).split(b"\n")[:-1]
+    assert [b',"model":"notes","crc":"' in line for line in lines] == [True, False, False]
+
+
+def test_records_of_another_model_that_look_like_those_of_a_session_are_framed(
+    log: SegmentsLog, tmp_path: Path
+) -> None:
+    log.append("r", [bare("a"), bare("b")])
+    with SegmentsLog(tmp_path / "own") as target:
+        target.adopt("r", log.read("r"), model="own")
+        assert target.read("r") == log.read("r")
+        assert [info.model for info in target.streams()] == ["own"]
 
 
 def test_a_session_of_the_last_version_is_written_byte_for_byte(golden: Path, tmp_path: Path) -> None:

@@ -56,15 +56,6 @@ def run_files(root: PurePath, stream: str) -> RunFiles:
     return RunFiles(stream, root, directory_name(stream))
 
 
-def stamped(disk: Disk, files: RunFiles) -> Head:
-    """About how many events a run has, and its file's version; a file that is gone has a version too."""
-    try:
-        size, version = disk.stamp(files.events)
-    except (FileNotFoundError, NotADirectoryError):
-        return Head(files.stream, 0, "gone")
-    return Head(files.stream, size // event_bytes_guessed + 1, version)
-
-
 def guessed(stream: str) -> Head:
     return Head(stream, _events_guessed, "")
 

@@ -19,6 +19,7 @@ from runstate.logs.frames import (
     all_unframed,
     check_writable,
     framed,
+    framed_model,
     framed_record,
     unframed,
 )
@@ -28,6 +29,8 @@ from runstate.models.rundir.events import compact, event_hash
 from runstate.models.rundir.model import RunDraft
 
 CHAIN_BROKEN = "EVENT_CHAIN_BROKEN"
+bare_model = "rundir"
+"""The model of bare lines."""
 openings = re.compile(rb'{"(?:seq|event_id)":')
 """How the lines that we write begin."""
 
@@ -80,25 +83,28 @@ def write_line(stream: str, seq: int, persisted_at: str, draft: Draft, previous:
     """
     body = draft.render(seq, persisted_at, previous)
     check_writable(body)
-    if isinstance(draft, RunDraft):
+    if isinstance(draft, RunDraft) and draft.model in ("", bare_model):
         bare = _bare(body)
         if bare.run_id != stream:
             raise ValueError(f"the event belongs to the run {bare.run_id[:80]!r}")
         return body, Record(stream, seq, bare.event_id, bare.type, bare.event_id, "", bare.ts, bare.ts, body)
     event_id, kind, key, tenant, emitted_at = draft.event_id, draft.type, draft.key, draft.tenant, draft.emitted_at
     record = Record(stream, seq, event_id, kind, key, tenant, emitted_at, persisted_at, body)
-    return framed(record), record
+    return framed(record, draft.model), record
 
 
-def adopted_line(record: Record, previous: bytes | None) -> bytes:
+def adopted_line(record: Record, previous: bytes | None, model: str) -> bytes:
     """The line of a record that comes from another log: bare where that says all of it, else in our frame.
+
+    `model` is what the stream records then; empty: nothing is known of its model.
 
     Raises:
         LogFailed: it is no line of JSON.
     """
     try:
         check_writable(record.body)
-        return record.body if _is_bare(record, previous) else framed(record)
+        is_bare = model in ("", bare_model) and _is_bare(record, previous)
+        return record.body if is_bare else framed(record, model)
     except (msgspec.MsgspecError, ValueError) as error:
         raise LogFailed(f"Event {record.seq} of {record.stream!r} cannot be written: {error}") from error
 
@@ -177,6 +183,11 @@ def envelope_of(line: bytes) -> Envelope:
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise Damage(LINE_DAMAGED, f"The line is no event of a run: {error}") from error
     return Envelope(stamp.event_id, "", stamp.ts)
+
+
+def model_of(first_line: bytes) -> str:
+    """The model that a run records, by its first line or the frame at its beginning. Empty where it records none."""
+    return framed_model(first_line) if first_line.startswith(OPENING) else bare_model
 
 
 def body_of(line: bytes) -> bytes:

@@ -34,9 +34,9 @@ from runstate.logs.log import (
     check_limit,
     refuse,
 )
-from runstate.logs.ndjson.files import RunFiles, guessed, run_files, stamped
+from runstate.logs.ndjson.files import RunFiles, guessed, run_files
 from runstate.logs.ndjson.index import find_snapshot, read_index
-from runstate.logs.ndjson.reading import Mark, View, extent
+from runstate.logs.ndjson.reading import Mark, View, extent, read_head
 from runstate.logs.ndjson.recovery import Held, repair
 from runstate.logs.ndjson.run import Gone, Job, Run
 from runstate.logs.ndjson.verify import verify_run
@@ -95,14 +95,14 @@ class NdjsonLog(Handle):
                 return job.result
         return []
 
-    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+    def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         check_stream(stream)
         self._check_open()
         check_records(stream, records)
         if not records:
             return 0
         with self._turn(stream) as run:
-            return run.adopt(records)
+            return run.adopt(records, model)
 
     def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
         check_stream(stream)
@@ -153,7 +153,7 @@ class NdjsonLog(Handle):
         self._check_open()
         with translated():
             for stream in self._names(after, until):
-                yield stamped(self._disk, self._files(stream)) if versions else guessed(stream)
+                yield read_head(self._disk, self._files(stream)) if versions else guessed(stream)
 
     # --- snapshots -----------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ anywhere. `View` is the file as one reader sees it, up to an end that was fixed 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from itertools import islice
 from zlib import crc32
 
@@ -14,15 +15,16 @@ import msgspec
 
 from runstate.errors import LogDamaged
 from runstate.logs.disk import Disk, File
-from runstate.logs.frames import Damage
-from runstate.logs.log import Finding, Record, StreamInfo
-from runstate.logs.ndjson.files import RunFiles
+from runstate.logs.frames import Damage, read_first_frame
+from runstate.logs.log import Finding, Head, Record, StreamInfo
+from runstate.logs.ndjson.files import RunFiles, event_bytes_guessed
 from runstate.logs.ndjson.lines import (
     body_of,
     check_line,
     envelope_of,
     intact_bodies,
     looks_whole,
+    model_of,
     openings,
     read_line,
 )
@@ -92,6 +94,17 @@ def _blocks(file: File, start: int, end: int) -> Iterator[list[bytes]]:
         *lines, rest = (rest + chunk).split(b"\n")
         yield from filter(None, (lines[:alone], lines[alone:]))
         alone = alone and not lines
+
+
+def read_head(disk: Disk, files: RunFiles) -> Head:
+    """About how many events a run has, its file's version and its model; a file that is gone has a version too."""
+    try:
+        size, version = disk.stamp(files.events)
+        with closing(disk.open(files.events, read_only=True)) as file:
+            model = model_of(read_first_frame(file)) if size else ""
+    except (FileNotFoundError, NotADirectoryError):
+        return Head(files.stream, 0, "gone", model="")
+    return Head(files.stream, size // event_bytes_guessed + 1, version, model=model)
 
 
 class View:
@@ -181,7 +194,8 @@ class View:
                 break
             seq, last = seq + 1, line
         last_at = self._last_at(last)
-        return StreamInfo(self.stream, first.tenant, seq, seq, first.persisted_at, last_at or first.persisted_at)
+        times = (first.persisted_at, last_at or first.persisted_at)
+        return StreamInfo(self.stream, first.tenant, seq, seq, *times, model_of(read_first_frame(self.file)))
 
     def _last_at(self, last: bytes | None) -> str | None:
         if last is None:

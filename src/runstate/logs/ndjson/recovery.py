@@ -19,7 +19,7 @@ from runstate.logs.frames import Damage
 from runstate.logs.log import Finding, StreamInfo
 from runstate.logs.ndjson.files import EVENTS, RunFiles, remove_leftovers
 from runstate.logs.ndjson.index import Index, read_index
-from runstate.logs.ndjson.lines import Envelope, check_line, envelope_of, read_line
+from runstate.logs.ndjson.lines import Envelope, check_line, envelope_of, model_of, read_line
 from runstate.logs.ndjson.reading import (
     Mark,
     View,
@@ -39,7 +39,7 @@ TORN_TAIL = "log.torn_tail"
 class Held:
     """What a writer knows of its run: every key, and where every line begins. All of it is durable."""
 
-    __slots__ = ("bounds", "crc", "file", "first_at", "keys", "last_at", "previous", "tenant")
+    __slots__ = ("bounds", "crc", "file", "first_at", "keys", "last_at", "model", "previous", "tenant")
 
     def __init__(self) -> None:
         self.file: File | None = None
@@ -48,7 +48,7 @@ class Held:
         """Where each line begins, and where the last one ends. It alone tells readers how far they may read."""
         self.keys: dict[str, int] = {}
         self.previous: bytes | None = None
-        self.tenant = self.first_at = self.last_at = ""
+        self.tenant = self.first_at = self.last_at = self.model = ""
 
     @property
     def seq(self) -> int:
@@ -66,7 +66,7 @@ class Held:
             bounds.append(end)
             self.keys.setdefault(envelope.key, seq)
             if seq == 1:
-                self.tenant, self.first_at = envelope.tenant, envelope.persisted_at
+                self.tenant, self.first_at, self.model = envelope.tenant, envelope.persisted_at, model_of(line)
             self.last_at, self.previous = envelope.persisted_at, body
             self.crc = crc32(b"\n", crc32(line, self.crc))
         self.bounds.extend(bounds)
@@ -85,7 +85,7 @@ class Held:
     def info(self, stream: str) -> StreamInfo | None:
         if not self.seq:
             return None
-        return StreamInfo(stream, self.tenant, self.seq, self.seq, self.first_at, self.last_at)
+        return StreamInfo(stream, self.tenant, self.seq, self.seq, self.first_at, self.last_at, self.model)
 
 
 def load(disk: Disk, files: RunFiles, report: list[Finding]) -> Held:

@@ -24,6 +24,7 @@ from runstate.logs.ndjson.lines import Envelope, adopted_line, body_of, read_lin
 from runstate.logs.ndjson.reading import Announcement, Mark, damaged
 from runstate.logs.ndjson.recovery import Held, load
 from runstate.logs.sealed import sealed
+from runstate.logs.stream_models import check_model, shared_model
 from runstate.models.canonical import digest
 from runstate.models.model import Draft
 
@@ -57,7 +58,7 @@ class _Group:
         self.jobs: list[Job] = []
         """The jobs that have a line among them."""
         self.has_batch = False
-        self.previous = held.previous
+        self.previous, self.model = held.previous, held.model
 
     @property
     def seq(self) -> int:
@@ -107,14 +108,15 @@ class Run:
         if job.error is not None:
             raise job.error
 
-    def adopt(self, records: Sequence[Record]) -> int:
+    def adopt(self, records: Sequence[Record], model: str) -> int:
         """Append those of another log's records that are new; how many they are. The caller has the turn.
 
         Raises:
-            SequenceConflict, Unsupported, LogFull, LogDamaged, LogFailed, OSError: nothing was written.
+            ModelMismatch, SequenceConflict, Unsupported, LogFull, LogDamaged, LogFailed, OSError: nothing was written.
             AppendOutcomeUnknown: it may have been.
         """
         held = self.load()
+        model = check_model(self.files.stream, held.model, model)
         stored = (self._record(held, record.seq) for record in records if record.seq <= held.seq)
         new = new_records(self.files.stream, records, held.seq, stored)
         group = _Group(held)
@@ -128,7 +130,7 @@ class Run:
                     stream=self.files.stream,
                     seq=group.seq + 1,
                 )
-            group.lines.append(adopted_line(record, group.previous))
+            group.lines.append(adopted_line(record, group.previous, model))
             group.records[record.key], group.previous = record, record.body
         group.has_batch = len(new) > 1
         if new:
@@ -188,6 +190,7 @@ class Run:
         lines: list[bytes] = []
         previous, persisted_at = group.previous, now()
         try:
+            model = check_model(self.files.stream, group.model, shared_model(self.files.stream, job.drafts))
             for draft in job.drafts:
                 first = fresh.get(draft.key) or group.records.get(draft.key) or self._stored(group.held, draft.key)
                 if first is not None:
@@ -216,6 +219,8 @@ class Run:
             group.lines += lines
             group.records |= fresh
             group.previous = previous
+            if group.seq == len(lines):  # The first of the run. Later lines record no model.
+                group.model = model
             group.has_batch |= len(lines) > 1
             if job not in group.jobs:
                 group.jobs.append(job)

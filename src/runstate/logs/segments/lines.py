@@ -11,9 +11,21 @@ from collections.abc import Sequence
 import msgspec
 
 from runstate.errors import LogFailed
-from runstate.logs.frames import LINE_DAMAGED, OPENING, OUT_OF_ORDER, Damage, check_writable, framed, framed_record
+from runstate.logs.frames import (
+    LINE_DAMAGED,
+    OPENING,
+    OUT_OF_ORDER,
+    Damage,
+    check_writable,
+    framed,
+    framed_model,
+    framed_record,
+)
 from runstate.logs.log import Record
 from runstate.models.model import Draft
+
+_bare_model = "session"
+"""The model of bare lines."""
 
 
 class _Bare(msgspec.Struct, rename="camel", gc=False):
@@ -37,17 +49,17 @@ def write_line(stream: str, seq: int, persisted_at: str, draft: Draft, previous:
     body = draft.render(seq, persisted_at, previous)
     event_id, kind, key, tenant, emitted_at = draft.event_id, draft.type, draft.key, draft.tenant, draft.emitted_at
     record = Record(stream, seq, event_id, kind, key, tenant, emitted_at, persisted_at, body)
-    return _line(record), record
+    return _line(record, draft.model), record
 
 
-def adopted_line(record: Record) -> bytes:
-    """The line of a record that comes from another log.
+def adopted_line(record: Record, model: str) -> bytes:
+    """The line of a record that comes from another log, in a stream that records `model`.
 
     Raises:
         LogFailed: it is no line of JSON.
     """
     try:
-        return _line(record)
+        return _line(record, model)
     except (msgspec.MsgspecError, ValueError) as error:
         raise LogFailed(f"Event {record.seq} of {record.stream!r} cannot be written: {error}") from error
 
@@ -80,11 +92,16 @@ def body_of(line: bytes) -> bytes:
     return line.partition(b',"event":')[2][:-1] if line.startswith(OPENING) else line
 
 
-def _line(record: Record) -> bytes:
+def model_of(first_line: bytes) -> str:
+    """The model that a session records, by its first line. Empty where it records none."""
+    return framed_model(first_line) if first_line.startswith(OPENING) else _bare_model
+
+
+def _line(record: Record, model: str) -> bytes:
     """Bare where that says all of the record, else framed."""
     check_writable(record.body)
     try:
-        is_bare = read_line(record.stream, record.seq, record.body) == record
+        is_bare = model in ("", _bare_model) and read_line(record.stream, record.seq, record.body) == record
     except Damage:
         is_bare = False
-    return record.body if is_bare else framed(record)
+    return record.body if is_bare else framed(record, model)

@@ -110,14 +110,14 @@ class SegmentsLog(Handle):
         self._holds.appended()
         return results
 
-    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+    def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         check_stream(stream)
         self._check_open()
         check_records(stream, records)
         if not records:
             return 0
         with self._turn(stream) as session:
-            adopted = session.adopt(records)
+            adopted = session.adopt(records, model)
         self._holds.appended()
         return adopted
 
@@ -167,7 +167,8 @@ class SegmentsLog(Handle):
             reader = self._reader(stream)
             with translated():
                 events = reader.look().events
-            yield Head(stream, events, reader.version or "gone", events)
+                model = reader.peek_model()
+            yield Head(stream, events, reader.version or "gone", events, model)
 
     # --- snapshots -----------------------------------------------------------------------------------------
 

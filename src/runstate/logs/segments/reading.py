@@ -16,11 +16,11 @@ import msgspec
 from runstate.errors import LogBusy, LogDamaged
 from runstate.logs.directories import names_in
 from runstate.logs.disk import Disk
-from runstate.logs.frames import Damage
+from runstate.logs.frames import Damage, read_first_frame
 from runstate.logs.log import Record, StreamInfo
 from runstate.logs.segments.damage import SEGMENT_DAMAGED, SEGMENT_MISSING, Spot, damaged
 from runstate.logs.segments.files import EVENTS, SessionFiles, span_of
-from runstate.logs.segments.lines import bodies, read_line
+from runstate.logs.segments.lines import bodies, model_of, read_line
 from runstate.logs.segments.manifest import Manifest, Segment, place_of
 from runstate.logs.segments.strays import cut_short
 from runstate.models.canonical import digest
@@ -208,8 +208,26 @@ class Reader:
                 return None
             else:
                 times = (first.persisted_at, last.persisted_at)
-                return StreamInfo(self.files.stream, first.tenant, last_seq, last_seq, *times)
+                return StreamInfo(self.files.stream, first.tenant, last_seq, last_seq, *times, self.recorded_model())
         return StreamInfo(self.files.stream, "", 0, 0, "", "") if view.events or view.damage else None
+
+    def recorded_model(self) -> str:
+        """The model that the session records; empty where it records none, or has no event.
+
+        Raises:
+            LogDamaged: its first event cannot be read.
+        """
+        return next((model_of(lines[0]) for _, lines, _ in self.blocks(0, self.look(), 1)), "")
+
+    def peek_model(self) -> str | None:
+        """`recorded_model` without checking the digest of the first segment; None where its file is gone."""
+        for segment in self.look().segments[:1]:
+            try:
+                with closing(self.disk.open(self.files.events / segment.name, read_only=True)) as file:
+                    return model_of(read_first_frame(file))
+            except FileNotFoundError:
+                return None
+        return ""
 
     def lines(self, segment: Segment) -> list[bytes]:
         """The lines of a segment.

@@ -22,10 +22,11 @@ from runstate.logs.segments.collection import Holds
 from runstate.logs.segments.compaction import Limits, rows_to_merge
 from runstate.logs.segments.damage import damaged
 from runstate.logs.segments.files import SessionFiles
-from runstate.logs.segments.lines import adopted_line, write_line
+from runstate.logs.segments.lines import adopted_line, model_of, write_line
 from runstate.logs.segments.manifest import Manifest, Pin, Segment
 from runstate.logs.segments.reading import Reader, Recent
 from runstate.logs.segments.recovery import settle
+from runstate.logs.stream_models import check_model, shared_model
 from runstate.models.canonical import digest
 from runstate.models.model import Draft
 
@@ -35,7 +36,7 @@ segments_spare = 64
 
 
 class Keys:
-    """What a writer must know of its session: every key, and the last line."""
+    """What a writer must know of its session: every key, the last line, and the model."""
 
     def __init__(self, origin: Manifest) -> None:
         self.origin = origin
@@ -43,6 +44,7 @@ class Keys:
         self.events = 0
         """How many events it knows."""
         self.previous: bytes | None = None
+        self.model = ""
 
 
 class Session:
@@ -70,11 +72,13 @@ class Session:
     def append(self, drafts: Sequence[Draft], expected_seq: int | None) -> list[AppendResult]:
         """
         Raises:
-            SequenceConflict, LogBusy, LogFull, LogDamaged, LogFailed, OSError: nothing was written.
+            ModelMismatch, SequenceConflict, LogBusy, LogFull, LogDamaged, LogFailed, OSError: nothing was written.
             AppendOutcomeUnknown: it may have been.
         """
+        model = shared_model(self.files.stream, drafts)
         with self.locked():
             keys = self.load()
+            check_model(self.files.stream, keys.model, model)
             results: list[AppendResult] = []
             lines: list[bytes] = []
             fresh: dict[str, Record] = {}
@@ -97,14 +101,16 @@ class Session:
                 self._commit(keys, lines, list(fresh.values()))
             return results
 
-    def adopt(self, records: Sequence[Record]) -> int:
+    def adopt(self, records: Sequence[Record], model: str) -> int:
         """
         Raises:
-            SequenceConflict, Unsupported, LogBusy, LogFull, LogDamaged, LogFailed, OSError: nothing was written.
+            ModelMismatch, SequenceConflict, Unsupported, LogBusy, LogFull, LogDamaged, LogFailed, OSError: nothing was
+                written.
             AppendOutcomeUnknown: it may have been.
         """
         with self.locked():
             keys = self.load()
+            model = check_model(self.files.stream, keys.model, model)
             stored = (self.reader.record(record.seq) for record in records if record.seq <= keys.events)
             new = new_records(self.files.stream, records, keys.events, stored)
             for number, record in enumerate(new, keys.events + 1):
@@ -118,7 +124,7 @@ class Session:
                         seq=number,
                     )
             if new:
-                self._commit(keys, [adopted_line(record) for record in new], new)
+                self._commit(keys, [adopted_line(record, model) for record in new], new)
             return len(new)
 
     def seq_of(self, key: str) -> int | None:
@@ -155,6 +161,7 @@ class Session:
             raise damaged(self.files.stream, view.damage)
         keys = self._keys if self._keys.origin is view.origin else Keys(view.origin)
         for record in self.reader.records(keys.events):
+            keys.model = keys.model if keys.events else self.reader.recorded_model()
             keys.seqs.setdefault(record.key, record.seq)
             keys.events, keys.previous = record.seq, record.body
         self._keys = keys
@@ -186,6 +193,7 @@ class Session:
         except BaseException:
             self.forget()
             raise
+        keys.model = keys.model if keys.events else model_of(lines[0])
         for record in records:
             keys.seqs[record.key] = record.seq
         keys.events, keys.previous = records[-1].seq, records[-1].body
