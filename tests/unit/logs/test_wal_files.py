@@ -8,7 +8,7 @@ import random
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
@@ -16,8 +16,18 @@ import pytest
 from google_crc32c import value as crc32c
 
 from runstate.conformance.notes import as_held, note, notes, numbered
-from runstate.errors import InvalidUrl, LogBusy, LogDamaged, LogFailed, SequenceConflict, SnapshotTooNew, Truncated
+from runstate.errors import (
+    InvalidUrl,
+    LogBusy,
+    LogDamaged,
+    LogFailed,
+    ModelMismatch,
+    SequenceConflict,
+    SnapshotTooNew,
+    Truncated,
+)
 from runstate.logs.log import Record, StoredSnapshot
+from runstate.logs.simulated_disk import SimulatedDisk
 from runstate.logs.wal import WalLog, ledger, open_url
 from runstate.logs.wal.options import WalOptions
 from runstate.models.canonical import digest
@@ -680,3 +690,51 @@ def test_a_urls_options_are_followed(tmp_path: Path) -> None:
     url = f"wal:{tmp_path}/x?flush_interval_ms=2.5&flush_entries=7&history=archive&compress=zstd"
     with open_url(url) as log:
         assert log.options == WalOptions(2.5, 7, "archive", "zstd")
+
+
+# --- the model of a stream ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("history", ["drop", "archive"])
+def test_the_model_is_recorded_after_a_checkpoint_has_removed_the_first_entry(opened: Opening, history: str) -> None:
+    log = opened(history=history)
+    written(log, "a", "b", "c")
+    checkpoint(log, 3)
+    for again in (log, None):
+        if again is None:
+            log.close()
+            log = opened(history=history)
+        assert [info.model for info in log.streams()] == [head.model for head in log.heads()] == ["notes"]
+        with pytest.raises(ModelMismatch):
+            log.append("s", [note("d", model="other")])
+
+
+def test_a_buffered_append_of_another_model_is_refused_before_the_first_is_flushed(opened: Opening) -> None:
+    log = opened(flush_interval_ms=10_000)
+    log.append_buffered("s", notes("a"))
+    with pytest.raises(ModelMismatch):
+        log.append_buffered("s", [note("b", model="other")])
+    log.flush()
+    assert [record.key for record in log.read("s")] == ["a"]
+
+
+def test_a_first_append_that_failed_binds_nobody_to_its_model(root: Path) -> None:
+    disk = SimulatedDisk()
+    with WalLog(PurePosixPath("/log"), disk=disk) as log:
+        disk.fail("write", nth=2)  # The first one is the ledger's, which names the model.
+        with pytest.raises(LogFailed):
+            log.append("s", notes("a"))
+        assert log.stream("s") is None
+        log.append("s", [note("a", model="other")])
+        assert [info.model for info in log.streams()] == ["other"]
+
+
+def test_a_stream_whose_ledger_is_lost_records_the_model_of_its_next_event(opened: Opening, root: Path) -> None:
+    log = opened()
+    written(log, "a")
+    log.close()
+    (root / "s" / "ledger.json").unlink()
+    log = opened()
+    assert [info.model for info in log.streams()] == [""]
+    written(log, "b")
+    assert [info.model for info in log.streams()] == ["notes"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from runstate.conformance.notes import as_held, note, notes
+from runstate.errors import ModelMismatch
 from runstate.logs.log import StoredSnapshot, StreamInfo
 from runstate.logs.wal import WalLog
 from runstate.logs.wal.options import WalOptions
@@ -57,3 +58,16 @@ def test_a_directory_that_the_seeds_daemon_left_is_read_and_gone_on_from(copy: P
         log.checkpoint("seed", StoredSnapshot("daemon", 1, 5, digest(body), body))
         assert [record.seq for record in log.read("seed", after_seq=4)] == [5]
         assert list(log.verify("seed")) == []
+
+
+@pytest.mark.parametrize("stream", ["s", "seed"])
+def test_a_stream_of_the_first_format_records_the_model_of_its_next_new_event(copy: Path, stream: str) -> None:
+    with WalLog(copy) as log:
+        assert [info.model for info in log.streams()] == [head.model for head in log.heads()] == ["", ""]
+        log.append(stream, notes("new"))
+        assert {info.stream: info.model for info in log.streams()}[stream] == "notes"
+    with WalLog(copy) as log:
+        assert {info.stream: info.model for info in log.streams()}[stream] == "notes"
+        with pytest.raises(ModelMismatch):
+            log.append(stream, [note("more", model="other")])
+        assert list(log.verify(stream)) == []

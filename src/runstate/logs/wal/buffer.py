@@ -11,6 +11,7 @@ from time import monotonic
 
 from runstate.errors import LogFailed, RunstateError
 from runstate.logs.log import AppendResult, Record, check_expected, now
+from runstate.logs.stream_models import check_model, shared_model
 from runstate.logs.wal.entries import Entry, Envelope, check_body, read_entry, seq_of, write_entry
 from runstate.logs.wal.recovery import Held
 from runstate.logs.wal.tickets import Batch, Outcome, Settler, Ticket
@@ -26,6 +27,7 @@ class Buffer:
         self._told = Outcome(is_known=True)
         self._seq = self._tail = 0
         self._previous: bytes | None = None
+        self._model = ""
 
     @property
     def is_empty(self) -> bool:
@@ -33,18 +35,19 @@ class Buffer:
 
     def rewind(self, held: Held) -> None:
         """Go on from what is durable."""
-        self._seq, self._tail, self._previous = held.last_seq, held.tail_seq, held.previous
+        self._seq, self._tail, self._previous, self._model = held.last_seq, held.tail_seq, held.previous, held.model
 
     def add(self, held: Held, drafts: Sequence[Draft], expected_seq: int | None) -> Ticket:
         """Give new events their places.
 
         Raises:
-            SequenceConflict, LogFailed: nothing was buffered.
+            ModelMismatch, SequenceConflict, LogFailed: nothing was buffered.
         """
         if len(drafts) == 1 and expected_seq is None and self.filling.lines:
             ticket = self._add_one(held, drafts[0])
             if ticket is not None:
                 return ticket
+        model = check_model(self._stream, self._model, shared_model(self._stream, drafts)) if drafts else ""
         batch, seq, previous, after = self.filling, self._seq, self._previous, self._tail
         keys, removed = held.keys, held.old_keys
         new: list[Entry] = []
@@ -87,6 +90,7 @@ class Buffer:
             batch.first = new[0]
         batch.lines += lines
         batch.last = new[-1]
+        batch.model = self._model = model
         self._seq = self._tail = seq
         self._previous = previous
         return Ticket(self._settler, batch.outcome, results)
@@ -95,7 +99,7 @@ class Buffer:
         """`add` for what it is nearly always asked for: one new event, behind others of its flush. None: it is not."""
         batch, keys, seq, key, event_id = self.filling, held.keys, self._seq + 1, draft.key, draft.event_id
         try:
-            if key in held.old_keys or keys.setdefault(key, seq) < seq:
+            if draft.model != self._model or key in held.old_keys or keys.setdefault(key, seq) < seq:
                 return None
             persisted_at = batch.persisted_at
             body = draft.render(seq, persisted_at, self._previous)
@@ -116,8 +120,8 @@ class Buffer:
         self._previous = body
         return Ticket(self._settler, batch.outcome, results)
 
-    def add_records(self, held: Held, records: Sequence[Record]) -> Ticket:
-        """Take over records of another log, which the caller has found to fit.
+    def add_records(self, held: Held, records: Sequence[Record], model: str) -> Ticket:
+        """Take over records of another log, which the caller has found to fit. The stream records `model` then.
 
         Raises:
             LogFailed: one of them cannot be written.
@@ -149,6 +153,7 @@ class Buffer:
         batch.first = batch.first or new[0]
         batch.lines += lines
         batch.last = new[-1]
+        batch.model = self._model = model
         self._seq = self._tail = tail
         self._previous = new[-1].body
         return Ticket(self._settler, batch.outcome, [])

@@ -2,12 +2,14 @@
 
 `seq` never repeats, whatever becomes of the WAL and the snapshots. So seqs are reserved here in large steps before the
 first of them is written: after damage that hides where the stream ended, it goes on behind all that were reserved.
+The ledger also records the model of the stream, before the first entry is written: checkpoints remove entries.
 `keys.json` remembers the keys of the last entries that compaction has removed, so that a retry is still known.
 """
 
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from runstate.logs.disk import Disk, replace_durably
 from runstate.logs.sealed import sealed, unsealed
@@ -40,6 +42,8 @@ class Ledger(msgspec.Struct, frozen=True):
     swapping: bool = False
     """True: the WAL is being replaced, so it is not sure that its name survives a power cut."""
     format: int = 1
+    model: str | UnsetType = UNSET
+    """The model that the stream records; it counts once there are entries. Unset: none."""
 
 
 class OldKey(msgspec.Struct, frozen=True, array_like=True, gc=False):

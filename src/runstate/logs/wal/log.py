@@ -33,6 +33,7 @@ from runstate.logs.log import (
     check_limit,
     refuse,
 )
+from runstate.logs.stream_models import check_model
 from runstate.logs.tombstones import Sweeper, bury
 from runstate.logs.wal.compaction import checkpoint, is_newer
 from runstate.logs.wal.files import StreamFiles
@@ -116,7 +117,7 @@ class WalLog(Handle):
             if stream in (None, writer.files.stream):
                 writer.flush()
 
-    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+    def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         check_stream(stream)
         self._check_open()
         check_records(stream, records)
@@ -124,8 +125,9 @@ class WalLog(Handle):
             return 0
         with self._writers.leading(stream) as writer:
             with writer.quiet() as held:
+                model = check_model(stream, held.model, model)
                 new = self._new_records(writer, held, records)
-                ticket = writer.submit_records(new) if new else None
+                ticket = writer.submit_records(new, model) if new else None
             if ticket is not None:
                 writer.write_out()
                 ticket.wait()
@@ -211,7 +213,10 @@ class WalLog(Handle):
         self._check_open()
         for stream in self._names(after, until):
             with self._view(stream) as view:
-                yield Head(stream, 0, "gone", 0) if view is None else view.head()
+                if view is None:
+                    yield Head(stream, 0, "gone", 0, "")
+                else:
+                    yield view.head(read_ledger(self._disk, self._files(stream)))
 
     # --- snapshots -----------------------------------------------------------------------------------------
 

@@ -262,16 +262,15 @@ class View:
             tenant, first_at, last_at = removed.tenant, removed.first_persisted_at, removed.last_persisted_at
         elif first is not None:
             tenant, first_at = first.envelope.tenant, first.envelope.persisted_at
-        return StreamInfo(
-            self.stream, tenant, last_seq, events, first_at, last_at if last is None else last.envelope.persisted_at
-        )
+        times = (first_at, last_at if last is None else last.envelope.persisted_at)
+        return StreamInfo(self.stream, tenant, last_seq, events, *times, _model_in(ledger))
 
-    def head(self) -> Head:
-        last = self._last_intact()
+    def head(self, ledger: Ledger | None) -> Head:
+        last, model = self._last_intact(), _model_in(ledger)
         if last is None:
-            return Head(self.stream, 1 if self.end else 0, f"unreadable.{self.end:x}", 0)
+            return Head(self.stream, 1 if self.end else 0, f"unreadable.{self.end:x}", 0, model)
         version = f"{last.seq:x}.{last.envelope.persisted_at}.{crc32c(last.body):08x}"
-        return Head(self.stream, last.seq, version, last.seq)
+        return Head(self.stream, last.seq, version, last.seq, model)
 
     def _last_intact(self) -> Entry | None:
         found = self.last()
@@ -332,6 +331,10 @@ class View:
             return read_entry(self.stream, line, previous)
         except Damage as damage:
             raise damaged(self.stream, damage, (previous or 0) + 1, offset) from damage
+
+
+def _model_in(ledger: Ledger | None) -> str:
+    return "" if ledger is None else ledger.model or ""
 
 
 def truncated(stream: str, first_seq: int) -> Truncated:

@@ -62,6 +62,11 @@ class Held:
         return max(self.tail_seq, self.ledger.last_seq, self.ledger.floor_seq)
 
     @property
+    def model(self) -> str:
+        """The model that the stream records. The ledger may name one before the first append is stored."""
+        return (self.ledger.model or "") if self.last_seq else ""
+
+    @property
     def lost_seq(self) -> int:
         """The last seq that was given out to an entry which is gone, for the ledger."""
         return self.last_seq if self.last_seq > self.tail_seq else self.ledger.floor_seq
@@ -78,7 +83,7 @@ class Held:
     def info(self, stream: str) -> StreamInfo | None:
         if not self.last_seq:
             return None
-        return StreamInfo(stream, self.tenant, self.last_seq, self.events, self.first_at, self.last_at)
+        return StreamInfo(stream, self.tenant, self.last_seq, self.events, self.first_at, self.last_at, self.model)
 
 
 class _Stretch(NamedTuple):

@@ -105,7 +105,7 @@ class Job:
 class Batch:
     """What one flush writes."""
 
-    __slots__ = ("born", "first", "jobs", "last", "lines", "outcome", "persisted_at")
+    __slots__ = ("born", "first", "jobs", "last", "lines", "model", "outcome", "persisted_at")
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []
@@ -119,3 +119,5 @@ class Batch:
         """When its first entry came, by the monotonic clock."""
         self.persisted_at = ""
         """One time for all: they are stored by one flush."""
+        self.model = ""
+        """What the stream records once this is stored."""

@@ -13,6 +13,7 @@ from threading import Condition, Lock, Thread
 from time import monotonic
 
 import msgspec
+from msgspec import UNSET
 
 from runstate.errors import AppendOutcomeUnknown, LogClosed, RunstateError
 from runstate.logs import disk as files_door
@@ -90,7 +91,7 @@ class Writer:
         """Buffer an append. If far more is buffered than a flush takes, wait for the disk.
 
         Raises:
-            Gone, LogClosed, SequenceConflict, LogFailed, OSError: nothing was buffered.
+            Gone, LogClosed, ModelMismatch, SequenceConflict, LogFailed, OSError: nothing was buffered.
         """
         with self.gate:
             held = self.held
@@ -112,7 +113,7 @@ class Writer:
         than many that take turns at it.
 
         Raises:
-            Gone, LogClosed, SequenceConflict, LogFull, LogFailed, OSError: nothing was written.
+            Gone, LogClosed, ModelMismatch, SequenceConflict, LogFull, LogFailed, OSError: nothing was written.
             AppendOutcomeUnknown: it may have been.
         """
         job = Job(drafts, expected_seq)
@@ -135,9 +136,9 @@ class Writer:
         with self.gate:
             return self._buffer.known(self.loaded(), key)
 
-    def submit_records(self, records: Sequence[Record]) -> Ticket:
+    def submit_records(self, records: Sequence[Record], model: str) -> Ticket:
         """Buffer records of another log as they are. The caller holds the gate and has checked that they fit."""
-        return self._buffer.add_records(self.loaded(), records)
+        return self._buffer.add_records(self.loaded(), records, model)
 
     def _ring(self) -> None:
         """Wake the thread that flushes what nobody waits for: there are first entries, or enough of them."""
@@ -311,7 +312,7 @@ class Writer:
         try:
             if held.file is None:
                 held.file = create_in(self.disk, self.files.wal)
-            self._reserve(held, last.seq)
+            self._reserve(held, last.seq, batch.model)
         except OSError as error:
             return translate(error)
         try:
@@ -328,10 +329,13 @@ class Writer:
             return AppendOutcomeUnknown(f"A flush failed ({error}); open the log again and send the same keys")
         return None
 
-    def _reserve(self, held: Held, seq: int) -> None:
-        """Make sure that no seq up to this one is ever given out again."""
+    def _reserve(self, held: Held, seq: int, model: str) -> None:
+        """Make sure that no seq up to this one is ever given out again, and that the stream records its model."""
         if seq > held.ledger.reserved:
-            self.amend_ledger(reserved=seq + reserve_step, last_seq=held.tail_seq, floor_seq=held.lost_seq)
+            seqs = {"reserved": seq + reserve_step, "last_seq": held.tail_seq, "floor_seq": held.lost_seq}
+            self.amend_ledger(**seqs, model=model or UNSET)
+        elif (held.ledger.model or "") != model:
+            self.amend_ledger(model=model or UNSET)
 
     def amend_ledger(self, **changes: object) -> None:
         """
