@@ -7,10 +7,10 @@ import sys
 
 import psycopg
 import pytest
-from tests.postgres_server import plain_and_schema
+from tests.postgres_server import as_role, plain_and_schema
 
-from runstate.conformance.notes import notes
-from runstate.errors import RunstateError
+from runstate.conformance.notes import note, notes
+from runstate.errors import LogFailed, ModelMismatch, RunstateError
 from runstate.logs.postgres import open_url, schema
 
 _open_and_append = """
@@ -63,3 +63,49 @@ def test_an_older_log_becomes_a_newer_one_and_keeps_its_events(url: str, monkeyp
     for _ in range(2):
         with open_url(url) as log:
             assert len(log.read("s")) == 1
+
+
+# --- version 1: streams recorded no model ----------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["", "&partitions=3"], ids=["plain", "partitioned"])
+def version_1(url: str, request: pytest.FixtureRequest) -> str:
+    """The URL of a log as an older version left it."""
+    with open_url(url + request.param) as log:
+        log.append("s", notes("a"))
+    plain, name = plain_and_schema(url)
+    with psycopg.connect(plain, autocommit=True) as connection:
+        connection.execute(f"ALTER TABLE {name}.streams DROP COLUMN model".encode())
+        connection.execute(f"DELETE FROM {name}.runstate_version WHERE version = 2".encode())
+    return url
+
+
+def test_a_log_of_version_1_records_the_model_of_its_next_new_event(version_1: str) -> None:
+    with open_url(version_1) as log:
+        assert [info.model for info in log.streams()] == [head.model for head in log.heads()] == [""]
+        assert log.append("s", notes("a"))[0].idempotent
+        assert [info.model for info in log.streams()] == [""]
+        assert log.append("s", notes("b"))[0].seq == 2
+        assert [info.model for info in log.streams()] == ["notes"]
+        with pytest.raises(ModelMismatch):
+            log.append("s", [note("c", model="other")])
+        assert list(log.verify()) == []
+
+
+def test_a_role_that_may_not_migrate_reads_a_log_of_version_1_and_is_refused_when_it_writes(version_1: str) -> None:
+    plain, name = plain_and_schema(version_1)
+    role = f"{name}_r"
+    with psycopg.connect(plain, autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'not-a-secret'".encode())
+        connection.execute(f"GRANT USAGE ON SCHEMA {name} TO {role}".encode())
+        connection.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {name} TO {role}".encode())
+        try:
+            with open_url(as_role(version_1, role, "not-a-secret"), create=False) as log:
+                assert [(info.stream, info.model) for info in log.streams()] == [("s", "")]
+                assert [(head.stream, head.model) for head in log.heads()] == [("s", "")]
+                held = log.read("s")
+                for write in (lambda: log.append("s", notes("b")), lambda: log.adopt("s", held)):
+                    with pytest.raises(LogFailed, match=r"migrated to 2 before it is written.* as the owner"):
+                        write()
+        finally:
+            connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())

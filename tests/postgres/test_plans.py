@@ -44,6 +44,7 @@ _rows: dict[str, Any] = {
     "lasts": Numbers([900_001, 900_002]),
     "counts": Numbers([1, 1]),
     "ends": _some,
+    "models": _some,
 }
 
 
@@ -67,8 +68,8 @@ def _statements(last_seq: int) -> dict[str, tuple[str, Any]]:
         "feed at its end": (logs._feed, ("99999999", 0, 20)),
         "more": (logs._is_more, ("0", 5000)),
         "no more": (logs._is_more, ("99999999", 0)),
-        "heads": (logs._heads, ("s7", None, None, 20)),
-        "infos": (logs._infos, ("s7", 20)),
+        "heads": (logs._heads.format(model="model"), ("s7", None, None, 20)),
+        "infos": (logs._infos.format(model="model"), ("s7", 20)),
     }
 
 

@@ -12,12 +12,12 @@ from runstate.models.model import Draft
 
 
 def shared_model(stream: str, drafts: Sequence[Draft]) -> str:
-    """The model of all drafts of one append, of which there is at least one.
+    """The model of all drafts of one append.
 
     Raises:
         ModelMismatch: they are of several models.
     """
-    model = drafts[0].model
+    model = drafts[0].model if drafts else ""
     for draft in drafts:
         if draft.model != model:
             raise ModelMismatch(

@@ -57,8 +57,6 @@ class MemoryLog:
     def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
         check_stream(stream)
         with self._open():
-            if not drafts:
-                return []
             model = check_model(stream, self._models.get(stream, ""), shared_model(stream, drafts))
             records, keys = self._streams.get(stream, []), self._keys.get(stream, {})
             persisted_at = now()

@@ -12,17 +12,18 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from runstate.errors import LogFailed, RunstateError, SequenceConflict
+from runstate.errors import LogFailed, ModelMismatch, RunstateError, SequenceConflict
 from runstate.logs.log import AppendResult, Record, check_expected
 from runstate.logs.postgres.arrays import Blobs, Numbers, Texts
 from runstate.logs.postgres.connections import Connection
 from runstate.logs.stored_rows import checksum
+from runstate.logs.stream_models import check_model, shared_model
 from runstate.models.model import Draft
 
 # Each statement must see what was committed while the one before it waited, whatever the server's default is.
 begin = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 # Not FOR UPDATE: that would also wait for those who only need the stream to exist, as a snapshot does.
-lock_heads = "SELECT stream, id, last_seq FROM streams WHERE stream = ANY(%s) FOR NO KEY UPDATE"
+lock_heads = "SELECT stream, id, last_seq, model FROM streams WHERE stream = ANY(%s) FOR NO KEY UPDATE"
 # Whoever holds many heads and waited for one more could wait for ever, and would hold up all of them.
 lock_free_heads = f"{lock_heads} SKIP LOCKED"
 # At least a row for each stream that is there. With the server's clock, read while the heads are locked: one clock for
@@ -55,9 +56,9 @@ ORDER BY fresh.head, fresh.seq
 _move_heads = f"""
 WITH head AS (
     UPDATE streams SET last_seq = moved.last_seq, events = streams.events + moved.events,
-        last_persisted_at = moved.persisted_at, transaction = pg_current_xact_id()
-    FROM unnest(%(ids)s, %(befores)s, %(lasts)s, %(counts)s, %(ends)s)
-        AS moved (id, before, last_seq, events, persisted_at)
+        last_persisted_at = moved.persisted_at, transaction = pg_current_xact_id(), model = moved.model
+    FROM unnest(%(ids)s, %(befores)s, %(lasts)s, %(counts)s, %(ends)s, %(models)s)
+        AS moved (id, before, last_seq, events, persisted_at, model)
     WHERE streams.id = moved.id AND streams.last_seq = moved.before AND transaction < pg_current_xact_id()
     RETURNING streams.id, stream
 ), written AS ({_insert_events.format(head="id")})
@@ -66,10 +67,10 @@ SELECT stream FROM head
 # By name, so that two who make the same streams at once wait for each other in one order.
 _make_heads = f"""
 WITH head AS (
-    INSERT INTO streams (stream, tenant, last_seq, events, first_persisted_at, last_persisted_at)
+    INSERT INTO streams (stream, tenant, last_seq, events, first_persisted_at, last_persisted_at, model)
     SELECT * FROM unnest(
         %(streams)s, %(firsts)s, %(lasts)s, %(counts)s, %(starts)s,
-        %(ends)s
+        %(ends)s, %(models)s
     ) AS made (stream) ORDER BY made.stream
     ON CONFLICT (stream) DO NOTHING RETURNING id, stream
 ), written AS ({_insert_events.format(head="stream")})
@@ -82,10 +83,15 @@ Answer = list[AppendResult] | RunstateError
 class Append:
     """What a caller wants to be written, and in the end what it is told."""
 
-    __slots__ = ("drafts", "error", "expected_seq", "results", "stream")
+    __slots__ = ("drafts", "error", "expected_seq", "model", "results", "stream")
 
     def __init__(self, stream: str, drafts: Sequence[Draft], expected_seq: int | None) -> None:
+        """
+        Raises:
+            ModelMismatch: the drafts are of several models.
+        """
         self.stream, self.drafts, self.expected_seq = stream, drafts, expected_seq
+        self.model = shared_model(stream, drafts)
         self.results: list[AppendResult] | None = None
         self.error: RunstateError | None = None
 
@@ -113,10 +119,10 @@ class First(NamedTuple):
 class Head:
     """A stream while its head is locked, and what is to be written to it; `id` is None where there is none to lock."""
 
-    __slots__ = ("before_seq", "firsts", "id", "last_body", "last_seq", "records", "stream")
+    __slots__ = ("before_seq", "firsts", "id", "last_body", "last_seq", "model", "records", "stream")
 
-    def __init__(self, stream: str, stream_id: int | None = None, last_seq: int = 0) -> None:
-        self.stream, self.id = stream, stream_id
+    def __init__(self, stream: str, stream_id: int | None = None, last_seq: int = 0, model: str = "") -> None:
+        self.stream, self.id, self.model = stream, stream_id, model
         self.before_seq = self.last_seq = last_seq
         self.firsts: dict[str, First] = {}
         """Of the keys that were asked for, those that are known."""
@@ -127,9 +133,11 @@ class Head:
         """Plan an append after those planned before it, all of it or nothing.
 
         Raises:
+            ModelMismatch: the stream records another model.
             SequenceConflict: there is something new, and the stream is not at `expected_seq`.
             LogFailed: a draft cannot be rendered.
         """
+        model = check_model(self.stream, self.model, append.model)
         new: dict[str, First] = {}
         records: list[Record] = []
         results: list[AppendResult] = []
@@ -153,6 +161,8 @@ class Head:
             )
             results.append(AppendResult(d.event_id, seq, persisted_at))
         self.last_seq, self.last_body = seq, previous
+        if records:
+            self.model = model
         self.firsts.update(new)
         self.records += records
         return results
@@ -198,7 +208,7 @@ def plan(connection: Connection, appends: Sequence[Append], *, wait: bool) -> tu
         head = heads.setdefault(append.stream, Head(append.stream))
         try:
             answers[append] = head.add(append, persisted_at)
-        except (SequenceConflict, LogFailed) as error:
+        except (ModelMismatch, SequenceConflict, LogFailed) as error:
             answers[append] = error
     return list(heads.values()), answers
 
@@ -234,6 +244,7 @@ def _values(heads: Sequence[Head]) -> dict[str, object]:
         "counts": Numbers([len(head.records) for head in heads]),
         "starts": Texts([head.records[0].persisted_at for head in heads]),
         "ends": Texts([head.records[-1].persisted_at for head in heads]),
+        "models": Texts([head.model for head in heads]),
         "seqs": Numbers([r.seq for r in records]),
         "event_ids": Texts([r.event_id for r in records]),
         "types": Texts([r.type for r in records]),

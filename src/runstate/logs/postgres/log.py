@@ -42,7 +42,7 @@ from runstate.logs.log import (
 from runstate.logs.postgres.appends import Append
 from runstate.logs.postgres.bell import Bell
 from runstate.logs.postgres.connections import Connection, ConnectionLost, Connections
-from runstate.logs.postgres.schema import prepare
+from runstate.logs.postgres.schema import check_migrated, prepare
 from runstate.logs.postgres.verify import verify_rest, verify_schema
 from runstate.logs.postgres.writer import Writer
 from runstate.models.canonical import digest
@@ -77,10 +77,10 @@ _is_handed_out = """
 SELECT %s::xid8 < pg_snapshot_xmin(pg_current_snapshot()) AND %s <= (SELECT last_value FROM events_position_seq)
 """
 _position_pattern = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
-_info = "SELECT stream, tenant, last_seq, events, first_persisted_at, last_persisted_at FROM streams"
+_info = "SELECT stream, tenant, last_seq, events, first_persisted_at, last_persisted_at, {model} FROM streams"
 _infos = f"{_info} WHERE stream > %s ORDER BY stream LIMIT %s"
 _heads = """
-SELECT stream, last_seq, id FROM streams
+SELECT stream, last_seq, id, {model} FROM streams
 WHERE stream > %s AND (%s::text IS NULL OR stream <= %s) ORDER BY stream LIMIT %s
 """
 _heads_page = 10_000
@@ -128,26 +128,31 @@ class PostgresLog(Handle):
         self._bell = Bell(self._connections, schema)
         self._writer = Writer(self._connections, busy_timeout_s, self._bell.ring)
 
-        def first(connection: Connection) -> None:
-            prepare(connection, schema, create=create, partitions=partitions)
+        def first(connection: Connection) -> int:
+            version = prepare(connection, schema, create=create, partitions=partitions)
             _let_settle(connection)
+            return version
 
-        self._connections.first(first)
+        self._version = self._connections.first(first)
+        self._model = "model" if self._version > 1 else "''"
+        """What a query selects for the model of a stream: version 1 has no such column."""
 
     def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
         check_stream(stream)
         self._check_open()
         if not drafts:
             return []
+        check_migrated(self._version)
         wanted = Append(stream, drafts, expected_seq)
         self._writer.append(wanted)
         return wanted.results or []
 
-    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+    def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         check_stream(stream)
         check_records(stream, records)
         self._check_open()
-        return self._writer.adopt(stream, records) if records else 0
+        check_migrated(self._version)
+        return self._writer.adopt(stream, records, model) if records else 0
 
     def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
         check_stream(stream)
@@ -209,19 +214,20 @@ class PostgresLog(Handle):
 
     def streams(self, *, after: str = "", limit: int = 1000) -> list[StreamInfo]:
         check_limit(limit)
-        return [StreamInfo(*row) for row in self._rows(_infos, after, _place(limit))]
+        return [StreamInfo(*row) for row in self._rows(_infos.format(model=self._model), after, _place(limit))]
 
     def stream(self, stream: str) -> StreamInfo | None:
         check_stream(stream)
-        rows = self._rows(f"{_info} WHERE stream = %s", stream)
+        rows = self._rows(f"{_info.format(model=self._model)} WHERE stream = %s", stream)
         return StreamInfo(*rows[0]) if rows else None
 
     def heads(self, *, after: str = "", until: str | None = None, versions: bool = True) -> Iterator[Head]:
+        query = _heads.format(model=self._model)
         while True:
-            page = self._rows(_heads, after, until, until, Int8(_heads_page))
-            for stream, last_seq, stream_id in page:
+            page = self._rows(query, after, until, until, Int8(_heads_page))
+            for stream, last_seq, stream_id, model in page:
                 # No number of a stream is given twice, and nothing but an append changes a stream.
-                yield Head(stream, last_seq, f"{stream_id}-{last_seq}" if versions else "", last_seq)
+                yield Head(stream, last_seq, f"{stream_id}-{last_seq}" if versions else "", last_seq, model)
             if len(page) < _heads_page:
                 return
             after = page[-1][0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import LiteralString
 
 from psycopg import sql
+from psycopg.errors import InsufficientPrivilege, ReadOnlySqlTransaction
 
 from runstate.errors import InvalidUrl, LogFailed, LogNotFound, LogTooNew, NotALog
 from runstate.logs.log import now
@@ -121,7 +122,8 @@ CREATE TRIGGER events_are_never_truncated BEFORE TRUNCATE ON {partition}
 FOR EACH STATEMENT EXECUTE FUNCTION refuse_change();
 """
 
-migrations: list[LiteralString] = [_streams + _events + _rest]
+_version_2: LiteralString = "ALTER TABLE streams ADD COLUMN model text NOT NULL DEFAULT ''"
+migrations: list[LiteralString] = [_streams + _events + _rest, _version_2]
 """The n-th turns version n into version n + 1. Published ones are never edited."""
 
 _tables = "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s"
@@ -133,8 +135,10 @@ WHERE n.nspname = %s AND c.relname = 'events'
 _newest = "SELECT coalesce(max(version), 0) FROM runstate_version"
 
 
-def prepare(connection: Connection, schema: str, *, create: bool, partitions: int | None) -> None:
+def prepare(connection: Connection, schema: str, *, create: bool, partitions: int | None) -> int:
     """Bring the schema to the newest version; make it, and its tables, if it is not there.
+
+    Returns the version that it has then: an older one if this role may not change the tables. They can be read.
 
     Raises:
         LogNotFound: there is no log, and `create` is false.
@@ -148,17 +152,23 @@ def prepare(connection: Connection, schema: str, *, create: bool, partitions: in
     if not create and version == 0:
         raise LogNotFound(f"There is no log in the schema {schema}", schema=schema)
     if version < len(migrations):
-        with connection.transaction():
-            # To see what was done while it waited for the lock: another process may have been faster.
-            connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-            connection.execute("SELECT pg_advisory_xact_lock(%s)", (_migration_lock,))
-            _migrate(connection, schema, partitions)
+        try:
+            with connection.transaction():
+                # To see what was done while it waited for the lock: another process may have been faster.
+                connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+                connection.execute("SELECT pg_advisory_xact_lock(%s)", (_migration_lock,))
+                _migrate(connection, schema, partitions)
+                version = len(migrations)
+        except (InsufficientPrivilege, ReadOnlySqlTransaction):
+            if not version:
+                raise
     there = connection.execute(_partition_count, (schema,)).fetchone()
     if partitions is not None and there is not None and there[0] != partitions:
         raise InvalidUrl(
             f"The log has {there[0]} partitions, not {partitions}: they are chosen when a log is made. Leave them out "
             "of the URL, or copy the log to a new one"
         )
+    return version
 
 
 def _migrate(connection: Connection, schema: str, partitions: int | None) -> None:
@@ -176,6 +186,19 @@ def _migrate(connection: Connection, schema: str, partitions: int | None) -> Non
         else:
             connection.execute(migrations[number])
         connection.execute("INSERT INTO runstate_version VALUES (%s, %s)", (number + 1, now()))
+
+
+def check_migrated(version: int) -> None:
+    """
+    Raises:
+        LogFailed: the schema is of an older version, which can only be read.
+    """
+    if version < len(migrations):
+        raise LogFailed(
+            f"The schema has format version {version} and must be migrated to {len(migrations)} before it is written. "
+            "Open the log once as the owner of its tables",
+            version=version,
+        )
 
 
 def _check_server(connection: Connection) -> None:

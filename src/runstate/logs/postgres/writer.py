@@ -18,6 +18,7 @@ from runstate.logs.postgres.appends import Head as LockedHead
 from runstate.logs.postgres.arrays import Numbers, Texts
 from runstate.logs.postgres.connections import Connection, ConnectionLost, Connections
 from runstate.logs.postgres.groups import Groups
+from runstate.logs.stream_models import check_model
 
 shared_drafts_max = 32
 """Drafts of an append that shares its transaction. The work of a larger one is better done beside the others'."""
@@ -41,7 +42,7 @@ class Writer:
         """Answer an append, once what it writes is durable.
 
         Raises:
-            SequenceConflict, LogBusy, LogFull, LogClosed: nothing was written.
+            ModelMismatch, SequenceConflict, LogBusy, LogFull, LogClosed: nothing was written.
             AppendOutcomeUnknown: it may have been.
         """
         if len(append.drafts) <= shared_drafts_max:
@@ -50,10 +51,10 @@ class Writer:
         if append.error is not None:
             raise append.error
 
-    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+    def adopt(self, stream: str, records: Sequence[Record], model: str) -> int:
         """Write what is new of another log's records; how many were."""
         done: list[int] = []
-        self._until_done(stream, lambda: bool(done), lambda: done.extend(self._adopt(stream, records)))
+        self._until_done(stream, lambda: bool(done), lambda: done.extend(self._adopt(stream, records, model)))
         return done[0]
 
     def _until_done(self, stream: str, is_done: Callable[[], bool], attempt: Callable[[], None]) -> None:
@@ -96,12 +97,12 @@ class Writer:
             if append.stream not in unwritten:
                 append.settle(answer)
 
-    def _adopt(self, stream: str, records: Sequence[Record]) -> list[int]:
+    def _adopt(self, stream: str, records: Sequence[Record], model: str) -> list[int]:
         """How many were new; nothing if it has to be tried again."""
         sent = False
         try:
             with self._connections.one() as connection:
-                head = _planned(connection, stream, records)
+                head = _planned(connection, stream, records, model)
                 if head.records:
                     sent = True
                     if not commit(connection, [head]):
@@ -122,7 +123,7 @@ def _leave_unknown(appends: list[Append], why: str) -> None:
         append.settle(AppendOutcomeUnknown(f"{why}; send the same keys again"))
 
 
-def _planned(connection: Connection, stream: str, records: Sequence[Record]) -> LockedHead:
+def _planned(connection: Connection, stream: str, records: Sequence[Record], model: str) -> LockedHead:
     """The stream's head, locked, with those of the records that are to be written to it."""
     with connection.pipeline():
         connection.execute(begin)
@@ -130,6 +131,7 @@ def _planned(connection: Connection, stream: str, records: Sequence[Record]) -> 
         values = (stream, Numbers([r.seq for r in records]), Texts([r.key for r in records]))
         found = connection.execute(_held, values, binary=True)
     head = LockedHead(*(locked.fetchone() or (stream,)))
+    head.model = check_model(stream, head.model, model)
     held = [Record(stream, *row) for row in found] if head.id is not None else []
     head.records = new_records(stream, records, head.last_seq, held)
     keys = {record.key for record in held}

@@ -47,7 +47,7 @@ class Buffer:
             ticket = self._add_one(held, drafts[0])
             if ticket is not None:
                 return ticket
-        model = check_model(self._stream, self._model, shared_model(self._stream, drafts)) if drafts else ""
+        model = check_model(self._stream, self._model, shared_model(self._stream, drafts))
         batch, seq, previous, after = self.filling, self._seq, self._previous, self._tail
         keys, removed = held.keys, held.old_keys
         new: list[Entry] = []
