@@ -29,6 +29,7 @@ from runstate.errors import (
     LogFailed,
     LogNotFound,
     LogTooNew,
+    ModelMismatch,
     NotALog,
     StreamNotFound,
 )
@@ -446,6 +447,28 @@ def test_a_newer_format_is_refused(log: EventLog, url: str, console: Console) ->
     console.put(marked | {"version": 99})
     with pytest.raises(LogTooNew):
         open_log(url)
+
+
+def test_a_table_of_version_1_is_read_and_its_streams_record_the_model_of_their_next_new_event(
+    log: EventLog, url: str, console: Console
+) -> None:
+    log.append("s", notes("a"))
+    log.close()
+    (marked,), (head,) = console.items("runstate", "format"), console.items("head:")
+    console.put(marked | {"version": 1})
+    fields = {name: head[name] for name in items.Head.__struct_fields__ if name in head and name != "model"}
+    console.put(old := items.Head(**fields).item())
+    assert "model" not in old
+    with open_log(url) as again:
+        assert console.items("runstate", "format")[0]["version"] == 2
+        assert [info.model for info in again.streams()] == [found.model for found in again.heads()] == [""]
+        assert again.append("s", notes("a"))[0].idempotent
+        assert console.items("head:") == [old]
+        again.append("s", notes("b"))
+        assert [info.model for info in again.streams()] == ["notes"]
+        with pytest.raises(ModelMismatch):
+            again.append("s", [note("c", model="other")])
+        assert list(again.verify()) == []
 
 
 def test_a_table_that_is_gone_is_named(log: EventLog, console: Console) -> None:

@@ -32,6 +32,7 @@ from runstate.errors import (
     LogFailed,
     LogNotFound,
     LogTooNew,
+    ModelMismatch,
     NotALog,
     RunstateError,
 )
@@ -328,6 +329,30 @@ def test_a_newer_format_is_refused(url: str, log: EventLog, sql: Statement) -> N
     sql("UPDATE runstate_log SET format_version = 99")
     with pytest.raises(LogTooNew):
         open_log(url)
+
+
+def test_a_log_of_version_1_is_migrated_and_its_streams_record_the_model_of_their_next_new_event(
+    url: str, log: EventLog, sql: Statement
+) -> None:
+    log.append("s", notes("a"))
+    log.close()
+    sql("ALTER TABLE streams DROP COLUMN model")
+    sql("UPDATE runstate_log SET format_version = 1")
+    with open_log(f"{url}&role=reader") as reader:
+        assert [info.model for info in reader.streams()] == [head.model for head in reader.heads()] == [""]
+        assert keys(reader.read("s")) == ["a"]
+        with pytest.raises(LogFailed, match="migrated to 2"):
+            reader.append("s", notes("b"))
+    for _ in range(2):
+        with open_log(url, create=False) as again:
+            assert [info.model for info in again.streams()] == [head.model for head in again.heads()] == [""]
+            assert again.append("s", notes("a"))[0].idempotent
+    with open_log(url) as again:
+        again.append("s", notes("b"))
+        assert [info.model for info in again.streams()] == ["notes"]
+        with pytest.raises(ModelMismatch):
+            again.append("s", [note("c", model="other")])
+        assert list(again.verify()) == []
 
 
 def test_a_missing_table_is_named(log: EventLog, sql: Statement) -> None:

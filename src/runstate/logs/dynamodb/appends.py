@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from runstate.errors import LogDamaged, LogFailed, RunstateError
 from runstate.logs.adoption import key_taken, new_records
 from runstate.logs.dynamodb.items import (
@@ -29,6 +31,7 @@ from runstate.logs.dynamodb.items import (
 from runstate.logs.dynamodb.refusals import Refused
 from runstate.logs.dynamodb.table import Action, Item, Table, absent, actions_max, chunks, equal
 from runstate.logs.log import AppendResult, Record, check_expected, now
+from runstate.logs.stream_models import check_model, shared_model
 from runstate.models.model import Draft
 
 _mark = (
@@ -57,12 +60,13 @@ def try_append(
     `sent` holds the tokens of earlier tries: one of them may have gone through though no answer came.
     """
     head = _ready_head(table, stream)
+    model = check_model(stream, "" if head is None else head.model, shared_model(stream, drafts))
     firsts = known(table, head, (draft.key for draft in drafts))
     previous = None
     if head is not None and any(draft.chained for draft in drafts):
         previous = _last_line(table, head)
     results, new = _plan(stream, head, drafts, expected_seq, firsts, previous, sent)
-    if new and not _write(table, head, stream, new, sent):
+    if new and not _write(table, head, stream, new, model, sent):
         return None
     return results
 
@@ -71,12 +75,14 @@ def try_adopt(
     table: Table,
     stream: str,
     records: Sequence[Record],
+    model: str,
     held: Callable[[Head], Iterable[Record]],
     sent: set[str],
 ) -> int | None:
     """Adopt once. `held` reads what stands at the records' places. None: as for `try_append`."""
     head = _ready_head(table, stream)
     last_seq = 0 if head is None else head.last_seq
+    model = check_model(stream, "" if head is None else head.model, model)
     new = new_records(stream, records, last_seq, [] if head is None else held(head))
     firsts = known(table, head, (record.key for record in new))
     for record in new:
@@ -87,7 +93,7 @@ def try_adopt(
     if not new:
         # An earlier try, whose answer was lost, has left its token if it went through.
         return sum(1 for first in known(table, head, (r.key for r in records)).values() if first.token in sent)
-    return len(new) if _write(table, head, stream, new, sent) else None
+    return len(new) if _write(table, head, stream, new, model, sent) else None
 
 
 def _ready_head(table: Table, stream: str) -> Head | None:
@@ -168,8 +174,8 @@ def _plan(
     return results, new
 
 
-def _write(table: Table, head: Head | None, stream: str, new: list[Record], sent: set[str]) -> bool:
-    """Write records behind a head, all or none. False: the head has moved, and nothing was written."""
+def _write(table: Table, head: Head | None, stream: str, new: list[Record], model: str, sent: set[str]) -> bool:
+    """Write records behind a head, all or none. It records `model` then. False: it has moved; nothing was written."""
     token = secrets.token_hex(16)
     stream_id = secrets.token_hex(16) if head is None else head.id
     try:
@@ -188,6 +194,7 @@ def _write(table: Table, head: Head | None, stream: str, new: list[Record], sent
         new[0].persisted_at if head is None else head.first_at,
         new[-1].persisted_at,
         0 if fits else new[0].seq,
+        model,
     )
     actions = [table.put(moved.item(), absent if head is None else equal(id=head.id, version=head.version))]
     if head is None:
@@ -233,16 +240,7 @@ def write_keys(table: Table, head: Head) -> None:
     try:
         for some in chunks([table.put(item) for item in _unwritten(table, head)], actions_max - 1):
             table.transact([check, *some])
-        done = Head(
-            head.stream,
-            head.id,
-            head.version + 1,
-            head.last_seq,
-            head.events,
-            head.tenant,
-            head.first_at,
-            head.last_at,
-        )
+        done = msgspec.structs.replace(head, version=head.version + 1, unindexed=0)
         table.transact([table.put(done.item(), equal(id=head.id, version=head.version))])
     except Refused:
         return  # Somebody else has done it, or deleted the stream.

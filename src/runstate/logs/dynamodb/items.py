@@ -52,6 +52,8 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     last_at: str
     unindexed: int = 0
     """From this seq on, keys are still to be written down; 0: none."""
+    model: str = ""
+    """The model that the stream records; heads of version 1 have no such attribute."""
 
     @property
     def key(self) -> Key:
@@ -59,6 +61,8 @@ class Head(msgspec.Struct, frozen=True, gc=False):
 
     def item(self) -> Item:
         values = msgspec.structs.asdict(self)
+        if not self.model:
+            del values["model"]
         return {"pk": self.key[0], "sk": self.key[1], **values, "crc": _crc_of(values.values())}
 
 

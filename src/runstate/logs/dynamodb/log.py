@@ -83,7 +83,7 @@ class DynamoLog(Handle):
             return []
         return self._in_turn(stream, lambda sent: try_append(self._table, stream, drafts, expected_seq, sent))
 
-    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+    def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         check_stream(stream)
         self._check_open()
         check_records(stream, records)
@@ -94,7 +94,7 @@ class DynamoLog(Handle):
             places = reading.records_between(self._table, head, records[0].seq - 1, records[-1].seq)
             return [record for some in places for record in some]
 
-        return self._in_turn(stream, lambda sent: try_adopt(self._table, stream, records, held, sent))
+        return self._in_turn(stream, lambda sent: try_adopt(self._table, stream, records, model, held, sent))
 
     def _in_turn(self, stream: str, work: Callable[[set[str]], T | None]) -> T:
         """Try until nobody else was faster, or the time is over."""
@@ -151,7 +151,8 @@ class DynamoLog(Handle):
         self._check_open()
         for head in reading.heads(self._table, after, until):
             # No number of a stream is given twice, and nothing but an append changes a stream.
-            yield Head(head.stream, head.events, f"{head.id}-{head.last_seq}" if versions else "", head.last_seq)
+            version = f"{head.id}-{head.last_seq}" if versions else ""
+            yield Head(head.stream, head.events, version, head.last_seq, head.model)
 
     def load_snapshot(self, stream: str, model: str) -> StoredSnapshot | None:
         check_stream(stream)
@@ -195,4 +196,4 @@ class DynamoLog(Handle):
 
 
 def _info(head: StoredHead) -> StreamInfo:
-    return StreamInfo(head.stream, head.tenant, head.last_seq, head.events, head.first_at, head.last_at)
+    return StreamInfo(head.stream, head.tenant, head.last_seq, head.events, head.first_at, head.last_at, head.model)

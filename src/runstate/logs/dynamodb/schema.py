@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 from runstate.errors import LogBusy, LogFailed, LogNotFound, LogTooNew, NotALog
 from runstate.logs.dynamodb.items import format_key
 from runstate.logs.dynamodb.refusals import Refused, code_of
-from runstate.logs.dynamodb.table import Table, absent, pause
+from runstate.logs.dynamodb.table import Table, absent, equal, pause
 from runstate.logs.log import now
 
-format_version = 1
+format_version = 2
+"""Version 2: heads have the attribute `model`, which version 1 takes for a change by hand."""
 _key_schema = [{"AttributeName": "pk", "KeyType": "HASH"}, {"AttributeName": "sk", "KeyType": "RANGE"}]
 _attributes = [{"AttributeName": "pk", "AttributeType": "S"}, {"AttributeName": "sk", "AttributeType": "S"}]
 
@@ -46,6 +48,10 @@ def prepare(table: Table, *, create: bool) -> None:
             "upgrade Runstate to open it. It was left untouched",
             version=item["version"],
         )
+    elif item["version"] < format_version:
+        # Another process may be faster; who may only read leaves it to those who write.
+        with suppress(Refused, LogFailed):
+            table.transact([table.put(item | {"version": format_version}, equal(version=item["version"]))])
 
 
 def _create(table: Table) -> None:

@@ -17,6 +17,7 @@ from runstate.errors import EventTooLarge, InvalidEvent, LogDamaged, LogFailed, 
 from runstate.logs.adoption import key_taken, new_records
 from runstate.logs.log import AppendResult, Record, check_expected
 from runstate.logs.snowflake.connections import Session
+from runstate.logs.stream_models import check_model, shared_model
 from runstate.models.model import Draft
 
 body_bytes_max = 8 * 1024 * 1024
@@ -34,7 +35,7 @@ chained AS (SELECT value::VARCHAR AS stream FROM {_rows})
 SELECT 'gate' AS kind, '' AS stream, last_position AS seq, 0 AS events, '' AS key, '' AS event_id,
     TO_CHAR(SYSDATE(), 'YYYY-MM-DD HH24:MI:SS.FF3') AS persisted_at, CAST(NULL AS BINARY) AS body FROM runstate_log
 UNION ALL
-SELECT 'head', stream, last_seq, events, '', '', '', CAST(NULL AS BINARY)
+SELECT 'head', stream, last_seq, events, model, '', '', CAST(NULL AS BINARY)
 FROM streams WHERE stream IN (SELECT stream FROM wanted)
 UNION ALL
 SELECT 'event', e.stream, e.seq, 0, e.key, e.event_id, e.persisted_at, e.body
@@ -62,16 +63,16 @@ WHERE k.stream IS NULL AND s.stream IS NULL
 _heads = f"""(
     SELECT value[0]::VARCHAR AS stream, value[1]::VARCHAR AS tenant, value[2]::NUMBER(38, 0) AS last_seq,
         value[3]::NUMBER(38, 0) AS events, value[4]::NUMBER(38, 0) AS first_position,
-        value[5]::VARCHAR AS first_persisted_at, value[6]::VARCHAR AS last_persisted_at
+        value[5]::VARCHAR AS first_persisted_at, value[6]::VARCHAR AS last_persisted_at, value[7]::VARCHAR AS model
     FROM {_rows}
 ) n"""
 _move_heads = f"""
-UPDATE streams SET last_seq = n.last_seq, events = n.events, last_persisted_at = n.last_persisted_at
+UPDATE streams SET last_seq = n.last_seq, events = n.events, last_persisted_at = n.last_persisted_at, model = n.model
 FROM {_heads} WHERE streams.stream = n.stream
 """
 _new_heads = f"""
-INSERT INTO streams (stream, tenant, last_seq, events, first_position, first_persisted_at, last_persisted_at)
-SELECT stream, tenant, last_seq, events, first_position, first_persisted_at, last_persisted_at FROM {_heads}
+INSERT INTO streams (stream, tenant, last_seq, events, first_position, first_persisted_at, last_persisted_at, model)
+SELECT stream, tenant, last_seq, events, first_position, first_persisted_at, last_persisted_at, model FROM {_heads}
 """
 _held = f"SELECT {record_columns} FROM events WHERE stream = ? AND seq BETWEEN ? AND ?"
 
@@ -88,9 +89,9 @@ class First(NamedTuple):
 class Stream:
     """Where a stream stands, with what this transaction adds to it."""
 
-    def __init__(self, last_seq: int, events: int) -> None:
+    def __init__(self, last_seq: int, events: int, model: str) -> None:
         self.is_new = events == 0
-        self.last_seq, self.events = last_seq, events
+        self.last_seq, self.events, self.model = last_seq, events, model
         self.last_body: bytes | None = None
         self.firsts: dict[str, First] = {}
         """Of the keys that were asked for, those that are known."""
@@ -100,10 +101,15 @@ class Stream:
 class Append:
     """One caller's append: what it asks for, and what came of it."""
 
-    __slots__ = ("drafts", "error", "expected_seq", "is_done", "result", "stream")
+    __slots__ = ("drafts", "error", "expected_seq", "is_done", "model", "result", "stream")
 
     def __init__(self, stream: str, drafts: Sequence[Draft], expected_seq: int | None) -> None:
+        """
+        Raises:
+            ModelMismatch: the drafts are of several models.
+        """
         self.stream, self.drafts, self.expected_seq = stream, drafts, expected_seq
+        self.model = shared_model(stream, drafts)
         self.result: list[AppendResult] = []
         self.error: RunstateError | None = None
         self.is_done = False
@@ -130,15 +136,17 @@ def append_group(session: Session, appends: Sequence[Append]) -> None:
     _write_streams(session, streams, last_position - len(wanted))
 
 
-def adopt_records(session: Session, stream: str, records: Sequence[Record]) -> int:
+def adopt_records(session: Session, stream: str, records: Sequence[Record], model: str) -> int:
     """Write those of a log's records that are new to the stream; how many they are.
 
     Raises:
+        ModelMismatch: the stream records another model; nothing was written.
         SequenceConflict: the stream holds something else in their place; nothing was written.
         InvalidEvent, EventTooLarge: one of them cannot be kept.
     """
     streams, last_position, _ = _look_up(session, [(stream, record.key) for record in records], set())
     at = streams[stream]
+    at.model = check_model(stream, at.model, model)
     held = session.rows(_held, stream, records[0].seq, min(records[-1].seq, at.last_seq)) if at.last_seq else []
     new = new_records(stream, records, at.last_seq, (Record(stream, *row) for row in held))
     for record in new:
@@ -157,11 +165,11 @@ def _look_up(
     streams: dict[str, Stream] = {}
     last_position, time = 0, ""
     found = session.rows(_look, _json(wanted), _json(sorted(chained)))
-    for kind, stream, seq, events, *_ in found:
+    for kind, stream, seq, events, model, *_ in found:
         if kind == "head":
-            streams[stream] = Stream(seq, events)
+            streams[stream] = Stream(seq, events, model)
     for stream, _ in wanted:
-        streams.setdefault(stream, Stream(0, 0))
+        streams.setdefault(stream, Stream(0, 0, ""))
     for kind, stream, seq, _, key, event_id, persisted_at, body in found:
         if kind == "gate":
             last_position, time = seq, f"{persisted_at.replace(' ', 'T')}Z"
@@ -176,9 +184,11 @@ def _plan(at: Stream, append: Append, persisted_at: str) -> None:
     """What is new among the drafts, where it goes, and what the caller is told. A refusal leaves the stream as it was.
 
     Raises:
+        ModelMismatch: the stream records another model.
         SequenceConflict: there is something new, and the stream is not at `expected_seq`.
         LogFailed, InvalidEvent, EventTooLarge: a draft cannot be rendered, or cannot be kept.
     """
+    model = check_model(append.stream, at.model, append.model)
     results: list[AppendResult] = []
     new: dict[str, Record] = {}
     previous = at.added[-1].body if at.added else at.last_body
@@ -200,6 +210,8 @@ def _plan(at: Stream, append: Append, persisted_at: str) -> None:
         _check(record)
         results.append(AppendResult(draft.event_id, seq, persisted_at))
     at.added += new.values()
+    if new:
+        at.model = model
     at.firsts |= {key: First(record.event_id, record.seq, persisted_at, record.body) for key, record in new.items()}
     append.result = results
 
@@ -227,9 +239,8 @@ def _write_streams(session: Session, streams: dict[str, Stream], position: int) 
         if not at.added:
             continue
         first, last, events = at.added[0], at.added[-1], at.events + len(at.added)
-        heads[at.is_new].append(
-            (name, first.tenant, last.seq, events, position + len(rows) + 1, first.persisted_at, last.persisted_at)
-        )
+        times = (first.persisted_at, last.persisted_at)
+        heads[at.is_new].append((name, first.tenant, last.seq, events, position + len(rows) + 1, *times, at.model))
         rows += enumerate(at.added, position + len(rows) + 1)
     written = sum(session.change(_write, part) for part in _parts(rows))
     if heads[True]:

@@ -38,7 +38,7 @@ from runstate.logs.log import (
 )
 from runstate.logs.snowflake.appends import Append, adopt_records, body_bytes_max, record_columns
 from runstate.logs.snowflake.connections import Connections, Row, Session, pauses
-from runstate.logs.snowflake.schema import prepare
+from runstate.logs.snowflake.schema import check_migrated, prepare
 from runstate.logs.snowflake.verify import rest_findings, stream_findings
 from runstate.logs.snowflake.writer import Writer
 from runstate.models.canonical import digest
@@ -54,7 +54,7 @@ _find = f"SELECT {record_columns} FROM events WHERE stream = ? AND key = ? ORDER
 _lines = "SELECT seq, body FROM events WHERE stream = ? AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
 _lines_page = 10_000
 _feed = f"SELECT position, stream, {record_columns} FROM events WHERE position > ? ORDER BY position LIMIT ?"
-_info = "SELECT stream, tenant, last_seq, events, first_persisted_at, last_persisted_at FROM streams"
+_info = "SELECT stream, tenant, last_seq, events, first_persisted_at, last_persisted_at, {model} FROM streams"
 _head = "SELECT last_seq FROM streams WHERE stream = ?"
 _heads_page = 10_000
 _load_snapshot = "SELECT model, version, seq, digest, body FROM snapshots WHERE stream = ? AND model = ?"
@@ -94,7 +94,9 @@ class SnowflakeLog(Handle):
         deadline = time.monotonic() + busy_timeout_s
         for pause_s in pauses():
             try:
-                self._connections.run(lambda session: prepare(session, database, schema, create=create))
+                self._version = self._connections.run(lambda session: prepare(session, database, schema, create=create))
+                self._model = "model" if self._version > 1 else "''"
+                """What a query selects for the model of a stream: version 1 has no such column."""
                 return
             except LogBusy:  # Others make it at the same moment.
                 if time.monotonic() > deadline:
@@ -110,13 +112,14 @@ class SnowflakeLog(Handle):
         self._check_open()
         if not drafts:
             return []
+        check_migrated(self._version)
         append = Append(stream, drafts, expected_seq)
         for draft in drafts:
             _text(draft.key)  # It is looked up before it is checked with the rest.
         self._writer.append(append)
         return append.result
 
-    def adopt(self, stream: str, records: Sequence[Record]) -> int:
+    def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         check_stream(stream)
         self._check_open()
         check_records(stream, records)
@@ -124,7 +127,8 @@ class SnowflakeLog(Handle):
             _text(record.key)
         if not records:
             return 0
-        return self._writer.alone(len(records), lambda session: adopt_records(session, stream, records))
+        check_migrated(self._version)
+        return self._writer.alone(len(records), lambda session: adopt_records(session, stream, records, model))
 
     def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
         check_stream(stream)
@@ -162,22 +166,25 @@ class SnowflakeLog(Handle):
 
     def streams(self, *, after: str = "", limit: int = 1000) -> list[StreamInfo]:
         check_limit(limit)
-        rows = self._rows(f"{_info} WHERE stream > ? ORDER BY stream LIMIT ?", _text(after), _place(limit))
+        rows = self._rows(
+            f"{_info.format(model=self._model)} WHERE stream > ? ORDER BY stream LIMIT ?", _text(after), _place(limit)
+        )
         return [StreamInfo(*row) for row in rows]
 
     def stream(self, stream: str) -> StreamInfo | None:
         check_stream(stream)
-        rows = self._rows(f"{_info} WHERE stream = ?", stream)
+        rows = self._rows(f"{_info.format(model=self._model)} WHERE stream = ?", stream)
         return StreamInfo(*rows[0]) if rows else None
 
     def heads(self, *, after: str = "", until: str | None = None, versions: bool = True) -> Iterator[Head]:
         bound, last = ("", ()) if until is None else (" AND stream <= ?", (_text(until),))
-        query = f"SELECT stream, events, first_position, last_seq FROM streams WHERE stream > ?{bound}"
+        columns = f"stream, events, first_position, last_seq, {self._model}"
+        query = f"SELECT {columns} FROM streams WHERE stream > ?{bound}"
         while True:
             page = self._rows(f"{query} ORDER BY stream LIMIT ?", _text(after), *last, _heads_page)
-            for stream, events, first_position, last_seq in page:
+            for stream, events, first_position, last_seq, model in page:
                 # No position is given twice, and nothing but an append or an adoption changes a stream.
-                yield Head(stream, events, f"{first_position}-{last_seq}" if versions else "", last_seq)
+                yield Head(stream, events, f"{first_position}-{last_seq}" if versions else "", last_seq, model)
             if len(page) < _heads_page:
                 return
             after = page[-1][0]

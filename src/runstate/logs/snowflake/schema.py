@@ -6,7 +6,7 @@ Snowflake commits each statement of DDL by itself. So every step may be done twi
 
 from __future__ import annotations
 
-from runstate.errors import LogNotFound, LogTooNew, NotALog
+from runstate.errors import LogFailed, LogNotFound, LogTooNew, NotALog
 from runstate.logs.snowflake.connections import NoSuchTable, Session
 
 _gate = """
@@ -53,15 +53,18 @@ _version_1 = [
     """,
     "CREATE TABLE IF NOT EXISTS blobs (digest VARCHAR NOT NULL, part NUMBER(38, 0) NOT NULL, data BINARY NOT NULL)",
 ]
-migrations: list[list[str]] = [_version_1]
+_version_2 = ["ALTER TABLE streams ADD COLUMN IF NOT EXISTS model VARCHAR DEFAULT ''"]
+migrations: list[list[str]] = [_version_1, _version_2]
 """The n-th turns version n into version n + 1. Published ones are never edited."""
 
 _find_version = "SELECT MAX(format_version) FROM runstate_log"
 _find_tables = "SELECT table_name FROM information_schema.tables WHERE table_schema = ? LIMIT 1000"
 
 
-def prepare(session: Session, database: str, schema: str, *, create: bool) -> None:
+def prepare(session: Session, database: str, schema: str, *, create: bool) -> int:
     """Bring the schema to the newest version; make it, and its tables, if it is not there.
+
+    Returns the version that it has then: an older one if this role may not change the tables. They can be read.
 
     Raises:
         LogNotFound: there is no log, and `create` is false.
@@ -70,7 +73,7 @@ def prepare(session: Session, database: str, schema: str, *, create: bool) -> No
     """
     version = _version(session)
     if version == len(migrations):
-        return
+        return version
     if not create and not version:
         raise LogNotFound(
             f"There is no log in {database}.{schema}, or this role may not see it", database=database, schema=schema
@@ -80,10 +83,29 @@ def prepare(session: Session, database: str, schema: str, *, create: bool) -> No
         _check_empty(session, database, schema)
         session.change(_gate)
         version = 0
-    for number in range(version, len(migrations)):
-        for statement in migrations[number]:
-            session.change(statement)
-        session.change("UPDATE runstate_log SET format_version = ? WHERE format_version = ?", number + 1, number)
+    try:
+        for number in range(version, len(migrations)):
+            for statement in migrations[number]:
+                session.change(statement)
+            session.change("UPDATE runstate_log SET format_version = ? WHERE format_version = ?", number + 1, number)
+    except LogFailed:
+        if not version:
+            raise
+        return version
+    return len(migrations)
+
+
+def check_migrated(version: int) -> None:
+    """
+    Raises:
+        LogFailed: the schema is of an older version, which can only be read.
+    """
+    if version < len(migrations):
+        raise LogFailed(
+            f"The schema has format version {version} and must be migrated to {len(migrations)} before it is written. "
+            "Open the log once with a role that may alter its tables",
+            version=version,
+        )
 
 
 def _version(session: Session) -> int | None:
