@@ -13,6 +13,7 @@ from pathlib import PurePath
 
 from runstate.errors import InvalidStream, LogBusy, LogFailed, LogFull, LogNotFound, NotALog, RunstateError
 from runstate.logs.disk import Disk, File, Lock, LockBusy
+from runstate.logs.permissions import denial
 from runstate.models.model import check_stream
 
 _full = {errno.ENOSPC, errno.EDQUOT}
@@ -71,6 +72,8 @@ def translate(error: OSError) -> RunstateError:
         return LogBusy("Another writer holds this stream; try again")
     if error.errno in _full:
         return LogFull()
+    if (denied := denial(error)) is not None:
+        return denied
     return LogFailed(f"The disk refused: {error.strerror or error} ({error.filename})")
 
 

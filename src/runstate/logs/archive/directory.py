@@ -29,6 +29,7 @@ from runstate.logs.archive.packs import (
     unsealed,
 )
 from runstate.logs.disk import TEMP_SUFFIX, Disk, LockBusy, RealDisk, replace_durably
+from runstate.logs.permissions import denial
 
 _full = {errno.ENOSPC, errno.EDQUOT}
 _own_names = {PACKS, ".lock"}
@@ -212,6 +213,8 @@ def translate(error: OSError) -> RunstateError:
         return LogFull(
             "The archive's disk is full; no run was deleted that it does not hold. Free some space and run it again"
         )
+    if (denied := denial(error)) is not None:
+        return denied
     return LogFailed(f"The archive's disk refused: {error.strerror or error} ({error.filename})")
 
 
