@@ -1,6 +1,6 @@
 """File logs with content, the commands that read them, and the process that reads them without write permission.
 
-`python -m tests.shared_logs write KIND DIR` appends to a log until its standard input ends. `python -m
+`python -m tests.shared_logs write KIND DIR N` appends to a log until its standard input ends. `python -m
 tests.shared_logs read` takes a `Request` from standard input and answers with `Answers`: it gives up the right to
 write first, by becoming another user; or it was started on a read-only mount. One process runs many commands, because
 starting Python takes longer than any of them.
@@ -16,21 +16,24 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import chdir, closing, redirect_stderr
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import typer
 from tests.fleets import histories
 
 import runstate
-from runstate.cli.main import main as run_command
 from runstate.conformance.notes import stored
 from runstate.logbook import Entry, Logbook
 from runstate.logs.registry import open_log
+from runstate.runtimes.session import linear, open_sessions, unwrap
 
 models = {"sqlite": "engine", "ndjson": "rundir", "segments": "session", "wal": "daemon", "archive": "engine"}
 writable_kinds = [kind for kind in models if kind != "archive"]
 nobody = 65534
+commands = import_module("runstate.cli.main")
 _root = Path(__file__).parents[1]
 _runs = 3
 _state = "sqlite/state"
@@ -56,6 +59,10 @@ def fill(directory: Path) -> None:
                 store.log.put_blob(b"a blob")
                 if kind == "sqlite":
                     _note_progress(store)
+        with open_sessions(url_of("segments"), "keyring.json") as sessions:
+            name = unwrap(sessions.create(session_id="s-1", title="Fix the parser"))
+            start = unwrap(sessions.start_run(name, linear("fix", "Find the bug", "Mend it"), run_id="r-1"))
+            unwrap(sessions.advance(start.ack_token or "", "found"))
         _run(["archive", url_of("sqlite"), "--to", "archive", "--older-than", "0s", "--keep"])
 
 
@@ -104,8 +111,8 @@ def reading_commands(kind: str, scratch: Path) -> list[list[str]]:
         "sqlite": [["tail", url, "--json"], ["lag", url, "--state", _state, "--json"]],
         "ndjson": [["status", stream, "--runs", place, "--json"]],
         "segments": [
-            *(["session", "list", url], ["session", "show", url, stream], ["session", "tree", url, stream]),
-            *(["session", "verify", url], ["session", "export", url, stream]),
+            ["session", "list", url],
+            *(["session", command, url, "s-1"] for command in ("show", "tree", "verify", "export")),
         ],
         "wal": [
             *(["daemon", command, place, "--name", stream, "--json"] for command in ("state", "tail")),
@@ -129,18 +136,19 @@ def _note_progress(store: runstate.Store[Any, Any, Any]) -> None:
 # --- the writer ----------------------------------------------------------------------------------------------------
 
 
-def _write(kind: str) -> None:
-    """Append one event after the other until standard input ends. Print each stream and seq."""
+def _write(kind: str, ready_after: int) -> None:
+    """Append one event after the other until standard input ends. Tell when there are enough to begin with."""
     with _opened(kind) as store:
-        for stream, line in _endless(models[kind]):
+        for number, (stream, line) in enumerate(_endless(models[kind]), 1):
             result = store.append_event(store.model.parse(line))
             if kind == "wal" and result.seq % 20 == 0:
                 _checkpoint(store, stream, result.seq)
             if kind == "sqlite":
                 _note_progress(store)
-            sys.stdout.write(f"{stream} {result.seq}\n")
-            sys.stdout.flush()
-            if select.select([sys.stdin], [], [], 0.002)[0]:
+            if number == ready_after:
+                sys.stdout.write("ready\n")
+                sys.stdout.flush()
+            if select.select([sys.stdin], [], [], 0.01)[0]:
                 return
 
 
@@ -164,10 +172,8 @@ class Request(msgspec.Struct):
     kinds: list[str]
     twin: str | None = None
     """A copy of the directory that this process reads before it gives up the right to write."""
-    rounds: int = 0
-    """How often to read whole logs that somebody writes to; 0: run each command once."""
     commands: list[list[str]] = []
-    """Other commands to run instead."""
+    """Other commands to run instead of those that read."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -180,8 +186,8 @@ class Outcome(msgspec.Struct, frozen=True):
 class Answers(msgspec.Struct):
     expected: list[Outcome] = []
     found: list[Outcome] = []
-    rounds: list[dict[str, dict[str, list[str]]]] = []
-    """By kind and stream: the events' lines, as digests, in each round."""
+    logs: list[dict[str, dict[str, list[str]]]] = []
+    """The whole logs, read before the commands were run and after it."""
 
 
 def read(request: Request, *, is_mount: bool) -> Answers:
@@ -211,6 +217,8 @@ def can_mount_read_only() -> bool:
 
 
 def _answer(request: Request, *, as_nobody: bool) -> Answers:
+    # Typer would build all commands again each time that one of them is run.
+    commands.app = typer.main.get_command(commands.app)
     answers = Answers()
     # Not only for its answers: this also imports every module, and the other user may not be able to read Python's own.
     scratch = Path(request.scratch)
@@ -228,20 +236,16 @@ def _answer(request: Request, *, as_nobody: bool) -> Answers:
         os.setgroups([])
         os.setgid(nobody)
         os.setuid(nobody)
-    for number in range(request.rounds):
-        answers.rounds.append({kind: _whole_log(kind) for kind in request.kinds})
-        (scratch / str(number)).mkdir()
-        for kind in request.kinds:
-            answers.found += _run_all(reading_commands(kind, scratch / str(number)))
-    if request.commands:
-        answers.found += _run_all(request.commands)
-    elif not request.rounds:
-        for kind in request.kinds:
-            answers.found += _run_all(reading_commands(kind, scratch))
+    answers.logs.append({kind: whole_log(kind) for kind in request.kinds})
+    for kind in request.kinds if not request.commands else ():
+        answers.found += _run_all(reading_commands(kind, scratch))
+    answers.found += _run_all(request.commands)
+    answers.logs.append({kind: whole_log(kind) for kind in request.kinds})
     return answers
 
 
-def _whole_log(kind: str) -> dict[str, list[str]]:
+def whole_log(kind: str) -> dict[str, list[str]]:
+    """By stream, the seq and id of every event."""
     with open_log(url_of(kind), create=False) as log:
         return {info.stream: [f"{r.seq} {r.event_id}" for r in stored(log, info.stream)] for info in log.streams()}
 
@@ -257,7 +261,7 @@ def _run(command: list[str]) -> Outcome:
     sys.argv, sys.stdout, sys.stdin = ["runstate", *command], out, io.TextIOWrapper(io.BytesIO(_input(command)))
     try:
         with redirect_stderr(err):
-            run_command()
+            commands.main()
     except SystemExit as ended:
         code = int(ended.code or 0)
     except BaseException:  # noqa: BLE001 - a test compares the answer with the one that it should have been
@@ -277,7 +281,7 @@ def _input(command: list[str]) -> bytes:
 if __name__ == "__main__":
     if sys.argv[1] == "write":
         os.chdir(sys.argv[3])
-        _write(sys.argv[2])
+        _write(sys.argv[2], int(sys.argv[4]))
     else:
         asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
         sys.stdout.buffer.write(msgspec.json.encode(_answer(asked, as_nobody="as-nobody" in sys.argv)))

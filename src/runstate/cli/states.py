@@ -11,7 +11,7 @@ import typer
 
 from runstate.cli.options import AsJson, Limit, ModelName, Stream, Url, existing
 from runstate.cli.output import counted, progress, words, write_json, write_line, write_table
-from runstate.errors import LogDamaged, RunstateError, StreamNotFound
+from runstate.errors import LogDamaged, NotWritable, RunstateError, StreamNotFound
 from runstate.logs.log import StoredSnapshot, StreamInfo
 from runstate.store import Store
 
@@ -103,6 +103,8 @@ def replay(
                     if _again(store, name, kept) != kept.body:
                         raise LogDamaged(f"The snapshot at {kept.seq} is not what the log gives", seq=kept.seq)
             except RunstateError as error:  # One bad stream does not keep the others from being looked at.
+                if isinstance(error, NotWritable) and done == 1:
+                    raise  # Nor can any other be written, as a rule: say it once.
                 wrong += 1
                 if as_json:
                     write_json({"stream": name, **error.as_data()})

@@ -23,7 +23,9 @@ def is_writable(path: PurePath) -> bool:
 
 
 def is_readable(path: PurePath) -> bool:
-    return os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids)
+    """Whether a file can be read; of a directory, whether the files in it can be reached."""
+    needed = os.R_OK | os.X_OK if os.path.isdir(path) else os.R_OK
+    return os.access(path, needed, effective_ids=os.access in os.supports_effective_ids)
 
 
 def denial(error: OSError) -> RunstateError | None:
@@ -31,20 +33,25 @@ def denial(error: OSError) -> RunstateError | None:
     if error.errno not in _denied or not isinstance(error.filename, str | bytes | os.PathLike):
         return None
     path = Path(os.fsdecode(error.filename))
-    if error.errno != errno.EROFS and _is_there(path) and not is_readable(path):
-        return not_readable(path)
-    return not_writable(path)
+    # A directory that cannot be searched hides what is in it, so the first one that can be seen is looked at.
+    seen = next((each for each in (path, *path.parents) if _is_there(each)), path)
+    if error.errno != errno.EROFS and not is_readable(seen):
+        return not_readable(seen)
+    return not_writable(path, error.strerror)
 
 
-def not_writable(path: PurePath) -> NotWritable:
-    """The refusal of a write. For a file that is not there yet, it names the directory that does not take it."""
-    blocking = path
-    if is_writable(path) or not _is_there(path):
-        blocking = next((parent for parent in path.parents if _is_there(parent)), path)
+def not_writable(path: PurePath, refusal: str | None = None) -> NotWritable:
+    """The refusal of a write. For a file that is not there yet, it names the directory that does not take it.
+
+    `refusal` is what the system said; it is all that is known where the modes allow the write.
+    """
+    there = [each for each in (path, *path.parents) if _is_there(each)]
+    blocking = next((each for each in there[:2] if not is_writable(each)), None)
+    reason = refusal or "permission denied" if blocking is None else _reason(blocking)
     return NotWritable(
-        f"{blocking} cannot be written: {_reason(blocking)}. Nothing was changed. Ask for write permission, or copy the "
-        "log with 'runstate copy' and write to the copy",
-        path=str(blocking),
+        f"{blocking or path} cannot be written: {reason}. Ask for write permission, choose another path, or write to a "
+        "copy of the log, made with 'runstate copy'",
+        path=str(blocking or path),
     )
 
 
@@ -53,17 +60,11 @@ def not_readable(path: PurePath) -> LogFailed:
 
 
 def _reason(path: PurePath) -> str:
-    try:
-        if os.statvfs(path).f_flag & os.ST_RDONLY:
-            return "it is on a read-only file system"
-        found = os.stat(path)
-    except OSError as error:
-        return str(error.strerror)
-    mode = stat.S_IMODE(found.st_mode)
-    return (
-        f"it belongs to {_user(found.st_uid)}, group {_group(found.st_gid)}, with mode {mode:04o}, "
-        f"and this process runs as {_user(os.geteuid())}"
-    )
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        return "it is on a read-only file system"
+    found = os.stat(path)
+    owner, mode = f"{_user(found.st_uid)}, group {_group(found.st_gid)}", stat.S_IMODE(found.st_mode)
+    return f"it belongs to {owner}, with mode {mode:04o}, and this process runs as {_user(os.geteuid())}"
 
 
 def _user(uid: int) -> str:

@@ -40,7 +40,7 @@ class ArchiveDirectory:
 
     def __init__(self, root: PurePath, disk: Disk | None = None) -> None:
         self.root, self.packs = root, root / PACKS
-        self.disk: Disk = disk or RealDisk()
+        self.disk: Disk = disk or RealDisk(shared_below=root)
 
     def info(self) -> ArchiveInfo:
         """

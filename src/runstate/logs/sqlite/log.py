@@ -140,7 +140,11 @@ class SqliteLog(Handle):
             self._readers = Readers(self._connect)
         else:
             self._readers = ReadOnlyReaders(self.path, busy_timeout_s)
-            self._read(check)
+            try:
+                self._read(check)
+            except BaseException:
+                self._readers.close()
+                raise
 
     def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
         check_stream(stream)

@@ -21,7 +21,7 @@ from queue import Empty, LifoQueue
 from threading import Lock
 from typing import NamedTuple, TypeVar
 
-from runstate.errors import LogBusy, LogFailed, RunstateError
+from runstate.errors import LogBusy, LogFailed, NotALog, RunstateError
 from runstate.logs.permissions import is_readable, is_writable, not_readable
 from runstate.logs.sqlite.writer import primary_code, translate
 
@@ -221,8 +221,8 @@ class ReadOnlyReaders:
             )
         if primary_code(error) == sqlite3.SQLITE_READONLY:
             return LogFailed(
-                f"A writer of {self._path} was killed, and the file must be recovered before it is read ({error}). Open "
-                "it once as a user who can write it, or copy it with the files beside it and read the copy",
+                f"A writer of {self._path} was killed, and the file must be recovered before it is read ({error}). "
+                "Open it once as a user who can write it, or copy it with the files beside it and read the copy",
                 path=str(self._path),
             )
         return translate(error)
@@ -237,8 +237,7 @@ def _look(path: Path) -> Files:
 
     database, wal, shm, journal = (seen(suffix) for suffix in ("", "-wal", "-shm", "-journal"))
     return Files(
-        database
-        and (database.st_ino, database.st_size, database.st_mtime_ns, database.st_ctime_ns),
+        database and (database.st_ino, database.st_size, database.st_mtime_ns, database.st_ctime_ns),
         -1 if wal is None else wal.st_size,
         shm is not None,
         0 if journal is None else journal.st_size,
@@ -255,8 +254,10 @@ def _connect(path: Path, parameters: str, busy_timeout_s: float) -> sqlite3.Conn
     )
     try:
         connection.execute("PRAGMA cache_size = -65536")
-    except BaseException:
+    except BaseException as error:
         connection.close()
+        if isinstance(error, sqlite3.Error) and primary_code(error) == sqlite3.SQLITE_NOTADB:
+            raise NotALog(f"{path} is not a SQLite database; it was left untouched") from error
         raise
     return connection
 

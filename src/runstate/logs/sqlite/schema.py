@@ -101,18 +101,13 @@ def check(connection: sqlite3.Connection) -> None:
         NotALog, LogTooNew: as `prepare` does; or nothing was written to the file yet.
         LogFailed: it must be migrated first.
     """
-    try:
-        version = _version(connection)
-    except sqlite3.DatabaseError as error:
-        if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_NOTADB:
-            raise NotALog("The file is not a SQLite database; it was left untouched") from error
-        raise
+    version = _version(connection)
     if version == 0:
         raise NotALog("The file is an empty SQLite database: no log has been created in it yet")
     if version < len(migrations):
         raise LogFailed(
-            f"The file has format version {version} and must be migrated to {len(migrations)} before it is read; open it "
-            "once as a user who can write it",
+            f"The file has format version {version} and must be migrated to {len(migrations)} before it is read; "
+            "open it once as a user who can write it",
             version=version,
         )
 

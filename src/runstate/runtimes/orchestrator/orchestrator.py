@@ -16,6 +16,7 @@ import msgspec
 
 from runstate.errors import LogBusy, LogFailed, RunstateError, SnapshotTooNew, StreamNotFound
 from runstate.logs.disk import LockBusy
+from runstate.logs.permissions import denial
 from runstate.models.canonical import digest
 from runstate.models.rundir.events import Issue
 from runstate.models.rundir.state import RunDirectory
@@ -152,14 +153,17 @@ class Orchestrator:
         """
         Raises:
             LogBusy: another orchestrator is at work on this run.
-            LogFailed: the run directory cannot be made, or not be written to.
+            NotWritable: the run directory cannot be written.
+            LogFailed: the disk refused otherwise.
         """
         try:
             lock = ArtifactFiles(self._directory).lock()
         except LockBusy as error:
             raise LogBusy(f"Another orchestrator is at work on the run {self.run_id!r}") from error
         except OSError as error:
-            raise LogFailed(f"The run directory {self._directory} cannot be written to: {error}") from error
+            raise denial(error) or LogFailed(
+                f"The run directory {self._directory} cannot be written to: {error}"
+            ) from error
         try:
             yield
         finally:
