@@ -33,7 +33,7 @@ from runstate.runtimes.session import linear, open_sessions, unwrap
 models = {"sqlite": "engine", "ndjson": "rundir", "segments": "session", "wal": "daemon", "archive": "engine"}
 writable_kinds = [kind for kind in models if kind != "archive"]
 nobody = 65534
-commands = import_module("runstate.cli.main")
+commands: Any = import_module("runstate.cli.main")
 _root = Path(__file__).parents[1]
 _runs = 3
 _state = "sqlite/state"
@@ -80,7 +80,7 @@ def share_with_group(directory: Path) -> None:
 
 def listing(directory: Path) -> dict[str, tuple[int, ...]]:
     """Everything below a directory: size, time of the last change, inode and mode."""
-    found = {}
+    found: dict[str, tuple[int, ...]] = {}
     for path in [directory, *directory.rglob("*")]:
         seen = path.lstat()
         size = 0 if path.is_dir() else seen.st_size
@@ -173,7 +173,7 @@ class Request(msgspec.Struct):
     twin: str | None = None
     """A copy of the directory that this process reads before it gives up the right to write."""
     commands: list[list[str]] = []
-    """Other commands to run instead of those that read."""
+    """More commands, run after those that read."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -237,7 +237,7 @@ def _answer(request: Request, *, as_nobody: bool) -> Answers:
         os.setgid(nobody)
         os.setuid(nobody)
     answers.logs.append({kind: whole_log(kind) for kind in request.kinds})
-    for kind in request.kinds if not request.commands else ():
+    for kind in request.kinds:
         answers.found += _run_all(reading_commands(kind, scratch))
     answers.found += _run_all(request.commands)
     answers.logs.append({kind: whole_log(kind) for kind in request.kinds})
@@ -269,7 +269,7 @@ def _run(command: list[str]) -> Outcome:
         err.write(traceback.format_exc())
     finally:
         sys.argv, sys.stdout, sys.stdin = argv, stdout, stdin
-    return Outcome(command, code, *(stream.buffer.getvalue().decode() for stream in (out, err)))  # type: ignore[attr-defined]
+    return Outcome(command, code, *(stream.buffer.getvalue().decode() for stream in (out, err)))
 
 
 def _input(command: list[str]) -> bytes:

@@ -11,12 +11,10 @@ import random
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from runstate.errors import (
-    InvalidJson,
     InvalidUrl,
     LogFailed,
     LogNotFound,
@@ -48,7 +46,7 @@ from runstate.logs.sqlite.appends import Append, adopt_rows
 from runstate.logs.sqlite.readers import Readers, ReadOnlyReaders, can_write
 from runstate.logs.sqlite.schema import check, prepare
 from runstate.logs.sqlite.verify import verify_file, verify_rest
-from runstate.logs.sqlite.writer import Writer, primary_code, translate
+from runstate.logs.sqlite.writer import Writer, primary_code, translate, translated
 from runstate.models.canonical import digest
 from runstate.models.model import Draft, check_stream
 
@@ -209,7 +207,7 @@ class SqliteLog(Handle):
         """
         self._check_open()
         until = time.monotonic() + timeout_s
-        with _translated(), self._readers.watching() as has_changed:
+        with translated(), self._readers.watching() as has_changed:
             if self.feed(after=after, limit=1).records:
                 return
             while (left_s := until - time.monotonic()) > 0:
@@ -336,7 +334,7 @@ class SqliteLog(Handle):
 
     def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         self._check_open()
-        with _translated():
+        with translated():
             return self._readers.run(work)
 
     def _connect(self) -> sqlite3.Connection:
@@ -374,16 +372,6 @@ def _is_there(path: Path) -> bool:
         return path.exists()
     except OSError as error:
         raise denial(error) or LogFailed(f"{path} cannot be opened: {error.strerror}") from error
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise translate(error) from error
-    except UnicodeEncodeError as error:  # A lone surrogate, which no stored text can hold.
-        raise InvalidJson(f"{error.object[:40]!r} is no text: it has a lone surrogate") from error
 
 
 def _place(number: int) -> int:
