@@ -27,7 +27,6 @@ from tests.fleets import histories
 import runstate
 from runstate.conformance.notes import stored
 from runstate.logbook import Entry, Logbook
-from runstate.logs.registry import open_log
 from runstate.runtimes.session import linear, open_sessions, unwrap
 
 models = {"sqlite": "engine", "ndjson": "rundir", "segments": "session", "wal": "daemon", "archive": "engine"}
@@ -246,8 +245,9 @@ def _answer(request: Request, *, as_nobody: bool) -> Answers:
 
 def whole_log(kind: str) -> dict[str, list[str]]:
     """By stream, the seq and id of every event."""
-    with open_log(url_of(kind), create=False) as log:
-        return {info.stream: [f"{r.seq} {r.event_id}" for r in stored(log, info.stream)] for info in log.streams()}
+    with runstate.open(url_of(kind), models[kind], create=False) as store:
+        streams = [info.stream for info in store.log.streams()]
+        return {stream: [f"{r.seq} {r.event_id}" for r in stored(store.log, stream)] for stream in streams}
 
 
 def _run_all(commands: list[list[str]]) -> list[Outcome]:

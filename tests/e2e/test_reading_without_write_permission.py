@@ -35,6 +35,8 @@ from tests.shared_logs import (
     writable_kinds,
 )
 
+from runstate.models.daemon import DAEMON
+from runstate.runtimes.daemon import Daemon, Server, socket_name
 from runstate.runtimes.session import open_sessions, unwrap
 
 pytestmark = [
@@ -111,6 +113,7 @@ def at_rest(place: Path, is_mount: bool) -> Reading:
 
 @pytest.mark.parametrize("kind", models)
 def test_every_reading_command_gives_the_answer_of_a_reader_that_may_write(at_rest: Reading, kind: str) -> None:
+    assert [outcome for outcome in at_rest.answers.expected if outcome.code] == []
     assert at_rest.differing(kind) == []
 
 
@@ -177,6 +180,16 @@ class Followed(NamedTuple):
 
     answers: Answers
     written: dict[str, dict[str, list[str]]]
+    daemon_state: str
+
+
+_following = ["tail", "sqlite:sqlite/log", "--follow", "--limit", "120"]
+_asking_a_daemon = [
+    ["daemon", "state", "daemon", "--json"],
+    ["daemon", "tail", "daemon", "--json"],
+    ["queue", "list", "daemon", "builds", "--json"],
+    ["queue", "stats", "daemon", "--json"],
+]
 
 
 @pytest.fixture(scope="module")
@@ -184,12 +197,18 @@ def beside_writers(place: Path, is_mount: bool) -> Followed:
     directory = place / "written"
     directory.mkdir()
     fill(directory)
-    share_with_group(directory)
-    with writers(directory, events=10):
-        request = Request(str(directory), str(place / "scratch-of-written"), writable_kinds)
-        answers = read(request, is_mount=is_mount)
+    with Daemon.open(directory / "daemon") as daemon, Server(daemon, directory / "daemon" / socket_name("daemon")):
+        for number in range(3):
+            daemon.push("builds", number)
+        share_with_group(directory)
+        daemon.checkpoint()
+        state = DAEMON.dump(daemon.state).decode()
+        with writers(directory, events=10):
+            request = Request(str(directory), str(place / "scratch-of-written"), writable_kinds)
+            request.commands = [_following, *_asking_a_daemon]
+            answers = read(request, is_mount=is_mount)
     with chdir(directory):
-        return Followed(answers, {kind: whole_log(kind) for kind in writable_kinds})
+        return Followed(answers, {kind: whole_log(kind) for kind in writable_kinds}, state)
 
 
 @pytest.mark.parametrize("kind", writable_kinds)
@@ -206,6 +225,14 @@ def test_a_reader_sees_a_growing_part_of_what_a_live_writer_appends(beside_write
     for seen in (before, after):
         assert all(events == written[stream][: len(events)] for stream, events in seen.items())
     assert sum(map(len, before.values())) < sum(map(len, after.values()))
+
+
+def test_a_daemon_that_is_served_is_read_from_its_log_by_those_who_may_not_use_its_socket(
+    beside_writers: Followed,
+) -> None:
+    state, tail, queue, stats = beside_writers.answers.found[-len(_asking_a_daemon) :]
+    assert (state.code, state.out) == (0, beside_writers.daemon_state + "\n"), state
+    assert [len(outcome.out.split("\n")) - 1 for outcome in (tail, queue, stats)] == [1, 3, 1], (tail, queue, stats)
 
 
 # --- writing -------------------------------------------------------------------------------------------------------
