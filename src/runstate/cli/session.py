@@ -257,11 +257,7 @@ def verify(
     for finding in found:
         damage += finding.severity == "damage"
         warnings += finding.severity == "warning"
-        if as_json:
-            write_json(finding)
-        else:
-            where = ":".join(str(part) for part in (finding.stream, finding.seq) if part is not None)
-            write_line(f"{where or url}: {finding.code}: {finding.message}".encode())
+        integrity.write_finding(finding, as_json, url)
     words.print(f"{damage} damaged, {warnings} warnings" if damage or warnings else "intact")
     raise typer.Exit(1 if damage else 0)
 

@@ -33,7 +33,7 @@ def test_finished_runs_are_archived_read_and_restored(filled: Cli) -> None:
     assert filled("snapshot", "archive:old", "engine-0-0001", "--project", "--json").out == snapshot
     assert len(filled("streams", "archive:old", "--json").rows) == 3
     assert filled("verify", "archive:old").code == 0
-    assert filled("replay", "archive:old", "--check").code == 0
+    assert filled("replay", "archive:old", "--check").code == 2
     again = filled("archive", "sqlite:log.db", "--to", "old", "--older-than", "0s", "--json")
     assert (again.code, again.out) == (0, "")
     back = filled("restore", "old", "sqlite:log.db", "--json")

@@ -97,7 +97,6 @@ def _snapshots(disk: Disk, files: RunFiles, index: Index) -> Iterator[Finding]:
             yield Finding(
                 code="snapshot.digest_mismatch",
                 message=f"{files.snapshot(model).name} is not what was saved; rebuild it with 'runstate replay'",
-                severity="warning",
                 stream=files.stream,
                 seq=entries[0].seq if entries else None,
             )
