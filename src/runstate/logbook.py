@@ -6,6 +6,7 @@ that it can be read with any tool while it is written; losing it loses no snapsh
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
@@ -21,9 +22,11 @@ from runstate.errors import InvalidUrl, LogBusy, LogFailed, LogNotFound, NotALog
 from runstate.logs.disk import LockBusy, RealDisk
 from runstate.logs.log import Position, now
 from runstate.logs.registry import shown_url
+from runstate.logs.target_directory import check_target
 from runstate.models.model import Alert
 
 file_name = "logbook.db"
+_own_files = re.compile(r"logbook\.lock|\.lock|logbook\.db-(wal|shm|journal)")
 _application_id = 0x52734C62  # "RsLb"
 _schema = """
 CREATE TABLE IF NOT EXISTS logs (
@@ -75,6 +78,16 @@ class RaisedAlert(msgspec.Struct, frozen=True, rename="camel"):
     cleared_at: str | None
 
 
+def check_state(directory: Path) -> None:
+    """Check that a projector may keep its state in a directory.
+
+    Raises:
+        NotALog: something else is there.
+        LogFailed: it cannot be read or written.
+    """
+    check_target(directory, _own_files, has_marker=(directory / file_name).exists())
+
+
 class Logbook:
     """The logbook of one projector. Threads may share it."""
 
@@ -82,13 +95,15 @@ class Logbook:
         """
         Raises:
             LogNotFound: it is not there, and `create` is false.
-            NotALog: a file of that name is no logbook.
+            NotALog: a file of that name is no logbook, or the directory holds something else.
             LogFailed: the directory cannot be made or written.
         """
         self.path = directory / file_name
         self.is_after_restart = False
         """Whether the machine has been restarted since this logbook was last kept: what was not flushed may be lost."""
-        if not create and not self.path.exists():
+        if create:
+            check_state(directory)
+        elif not self.path.exists():
             raise LogNotFound(f"No projector keeps its logbook in {directory}; start one with 'runstate project'")
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
