@@ -139,6 +139,12 @@ class LogClosed(RunstateError):
     code = "log.closed"
 
 
+class NotWritable(RunstateError):
+    """The log cannot be written by this user; nothing was changed. It can still be read."""
+
+    code = "log.not_writable"
+
+
 class LogFailed(RunstateError):
     """The log's storage refused the operation."""
 

@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 
 from runstate.errors import InvalidStream, LogBusy, LogFailed, LogFull, LogNotFound, NotALog, RunstateError
 from runstate.logs.disk import Disk, File, Lock, LockBusy
+from runstate.logs.permissions import denial
 from runstate.logs.target_directory import foreign_entries, refuse_foreign
 from runstate.models.model import check_stream
 
@@ -95,8 +96,9 @@ def translate(error: OSError) -> RunstateError:
         return LogBusy("Another writer holds this stream; try again")
     if error.errno in _full:
         return LogFull()
-    what_to_do = "; choose a directory that you can write to" if isinstance(error, PermissionError) else ""
-    return LogFailed(f"The disk refused: {error.strerror or error} ({error.filename}){what_to_do}")
+    if (denied := denial(error)) is not None:
+        return denied
+    return LogFailed(f"The disk refused: {error.strerror or error} ({error.filename})")
 
 
 @contextmanager

@@ -223,15 +223,25 @@ def temp_target(name: str) -> str | None:
 
 
 class RealDisk:
-    """The disk of this machine. Files are made with mode 0600, directories with 0700."""
+    """The disk of this machine. Files are created with mode 0600, directories with 0700.
+
+    Below `shared_below`, the modes of directories say who else may read. A new file is readable for the group, and for
+    others, where its directory is; a new directory for the group of its directory, if that has the setgid bit. Locks
+    stay private: whoever can open one can hold up a writer.
+    """
+
+    def __init__(self, *, shared_below: PurePath | None = None) -> None:
+        self._shared_below = shared_below
 
     def open(self, path: PurePath, *, create: bool = False, read_only: bool = False) -> File:
         if read_only:
             return File(_RealDescriptor.of_file(path), path)
-        return File(_RealDescriptor(path, _changing | (os.O_CREAT if create else 0)), path)
+        if not create:
+            return File(_RealDescriptor(path, _changing), path)
+        return File(_RealDescriptor(path, _changing | os.O_CREAT, self._file_mode(path)), path)
 
     def create(self, path: PurePath) -> File:
-        return File(_RealDescriptor(path, _changing | os.O_CREAT | os.O_EXCL), path)
+        return File(_RealDescriptor(path, _changing | os.O_CREAT | os.O_EXCL, self._file_mode(path)), path)
 
     def read(self, path: PurePath) -> bytes:
         return Path(path).read_bytes()
@@ -269,7 +279,8 @@ class RealDisk:
             raise
 
     def make_directory(self, path: PurePath) -> None:
-        os.mkdir(path, DIRECTORY_MODE)
+        parent = self._mode_around(path)
+        os.mkdir(path, DIRECTORY_MODE | (_readers_in(parent) & 0o050 if parent & stat.S_ISGID else 0))
 
     def remove_directory(self, path: PurePath) -> None:
         os.rmdir(path)
@@ -298,6 +309,19 @@ class RealDisk:
     def temp_name(self, path: PurePath) -> PurePath:
         return path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMP_SUFFIX}")
 
+    def _file_mode(self, path: PurePath) -> int:
+        return FILE_MODE | (_readers_in(self._mode_around(path)) & 0o044)
+
+    def _mode_around(self, path: PurePath) -> int:
+        """The mode of the directory that a name is in; 0 where it says nothing about who may read."""
+        is_shared = self._shared_below is not None and self._shared_below in path.parents
+        return os.stat(path.parent).st_mode if is_shared else 0
+
+
+def _readers_in(mode: int) -> int:
+    """The bits of those besides the owner who can list a directory and reach what is in it."""
+    return sum(bits for bits in (0o050, 0o005) if mode & bits == bits)
+
 
 _changing = os.O_RDWR | os.O_APPEND
 
@@ -323,8 +347,8 @@ class _SharedLock:
 
 
 class _RealDescriptor:
-    def __init__(self, path: PurePath, flags: int) -> None:
-        self._fd = os.open(path, flags, FILE_MODE)
+    def __init__(self, path: PurePath, flags: int, mode: int = FILE_MODE) -> None:
+        self._fd = os.open(path, flags, mode)
 
     @classmethod
     def of_file(cls, path: PurePath) -> Self:

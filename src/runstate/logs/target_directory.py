@@ -19,6 +19,7 @@ from pathlib import PurePath
 
 from runstate.errors import LogFailed, LogFull, NotALog, RunstateError
 from runstate.logs.disk import Disk, LockBusy, RealDisk
+from runstate.logs.permissions import denial
 
 _full = {errno.ENOSPC, errno.EDQUOT}
 _real_disk = RealDisk()
@@ -119,7 +120,7 @@ def cannot_write(directory: PurePath, error: OSError) -> RunstateError:
     message = f"{directory} cannot be written: {error.strerror or error}"
     if error.errno in _full:
         return LogFull(f"{message}. Free some space and run the command again")
-    return LogFailed(f"{message}. Choose a directory that you can write to")
+    return denial(error) or LogFailed(f"{message}. Choose a directory that you can write to")
 
 
 @contextmanager

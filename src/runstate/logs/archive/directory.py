@@ -30,6 +30,7 @@ from runstate.logs.archive.packs import (
     unsealed,
 )
 from runstate.logs.disk import TEMP, Disk, LockBusy, RealDisk, replace_durably, temp_target
+from runstate.logs.permissions import denial
 from runstate.logs.target_directory import check_target
 
 _full = {errno.ENOSPC, errno.EDQUOT}
@@ -42,7 +43,7 @@ class ArchiveDirectory:
 
     def __init__(self, root: PurePath, disk: Disk | None = None) -> None:
         self.root, self.packs = root, root / PACKS
-        self.disk: Disk = disk or RealDisk()
+        self.disk: Disk = disk or RealDisk(shared_below=root)
 
     def info(self) -> ArchiveInfo:
         """
@@ -200,6 +201,8 @@ def translate(error: OSError) -> RunstateError:
         return LogFull(
             "The archive's disk is full; no run was deleted that it does not hold. Free some space and run it again"
         )
+    if (denied := denial(error)) is not None:
+        return denied
     return LogFailed(f"The archive's disk refused: {error.strerror or error} ({error.filename})")
 
 

@@ -75,7 +75,7 @@ class NdjsonLog(Handle):
         self.root = root
         self.recoveries: list[Finding] = []
         """What opening runs for writing has cut off: one warning for each torn tail."""
-        self._disk: Disk = disk or RealDisk()
+        self._disk: Disk = disk or RealDisk(shared_below=root)
         self._blobs = Blobs(self._disk, root / ".blobs")
         self._runs: OrderedDict[str, Run] = OrderedDict()
         self._marks: OrderedDict[str, list[Mark]] = OrderedDict()

@@ -89,7 +89,7 @@ class SegmentsLog(Handle):
         self.root = root
         self.recoveries: list[Finding] = []
         """What opening sessions for writing has cut off: one warning for each torn tail."""
-        self._disk: Disk = disk or RealDisk()
+        self._disk: Disk = disk or RealDisk(shared_below=root)
         self._limits = limits or Limits()
         self._holds = Holds(self._disk, root)
         self._recent = Recent()

@@ -77,7 +77,7 @@ class WalLog(Handle):
         self.root, self.options = root, checked(options or WalOptions())
         self.recoveries: list[Finding] = []
         """What opening streams for writing has cut off or rotated away."""
-        self._disk: Disk = disk or RealDisk()
+        self._disk: Disk = disk or RealDisk(shared_below=root)
         self._blobs = Blobs(self._disk, root / ".blobs")
         self._sweeper = Sweeper(self._disk, root)
         is_new = prepare_root(self._disk, root, create, self._has_streams)

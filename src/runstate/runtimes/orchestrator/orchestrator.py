@@ -153,7 +153,8 @@ class Orchestrator:
         """
         Raises:
             LogBusy: another orchestrator is at work on this run.
-            LogFailed: the run directory cannot be made, or not be written to.
+            NotWritable: the run directory cannot be written.
+            LogFailed: the disk refused otherwise.
         """
         try:
             lock = ArtifactFiles(self._directory).lock()
