@@ -6,13 +6,17 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from tests.quick_java import quick_java
 
 root = Path(__file__).parents[1]
-pages = [root / "README.md", root / "CHANGELOG.md", *sorted((root / "docs").rglob("*.md"))]
+pages = [
+    *(root / name for name in ("README.md", "SECURITY.md", "CHANGELOG.md")),
+    *sorted((root / "docs").rglob("*.md")),
+]
 _block = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _link = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
@@ -103,6 +107,16 @@ def test_every_command_is_documented() -> None:
                 for option in parameter.opts:
                     if option.startswith("--") and option != "--help":
                         assert option in page, f"{name} {option}"
+
+
+def test_the_limits_in_the_threat_model_are_those_of_the_code() -> None:
+    rows = re.findall(
+        r"^\| .+ \| ([\d,]+)[^|]* \| `([\w.]+)` \|$", (root / "docs/security.md").read_text(), re.MULTILINE
+    )
+    assert len(rows) > 10
+    for value, place in rows:
+        module, _, name = place.rpartition(".")
+        assert getattr(import_module(f"runstate.{module}"), name) == int(value.replace(",", "")), place
 
 
 def test_every_make_target_is_explained() -> None:

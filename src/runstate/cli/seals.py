@@ -1,4 +1,4 @@
-"""seal, and what `verify` compares with seals: proof that nobody changed a log since it was sealed."""
+"""seal, and what `verify` compares with seals: proof that a log was not changed since it was sealed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def seal(
         Path | None, typer.Option("--to", help="Write the seals to this new file, not to stdout.", show_default=False)
     ] = None,
 ) -> None:
-    """Seal a log with a secret key, so that `verify --seals` can later prove that nobody changed what was sealed."""
+    """Seal a log with a secret key, so that `verify --seals` can later prove that it was not changed."""
     if new_key is not None:
         if url is not None or key_file is not None:
             raise typer.BadParameter("--new-key only creates a key; seal in a second step, with --key-file")

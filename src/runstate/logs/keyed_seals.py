@@ -1,7 +1,7 @@
 """Seals: proof, for the holder of a secret key, that the events of a log were not changed since they were sealed.
 
 The checksums and hash chains of the logs find accidents. They need no key, so anyone who can write the log can compute
-them again. A seal is an HMAC-SHA-256 chain over all events of one stream: without the key, nobody can compute it.
+them again. A seal is an HMAC-SHA-256 chain over all events of one stream: it cannot be computed without the key.
 It covers the whole record as the log returns it, so it also fits every verbatim copy of the stream in another log.
 The format is described in docs/formats/seals.md.
 """
