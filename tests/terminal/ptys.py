@@ -42,6 +42,12 @@ class Terminal:
         """Press Ctrl-C."""
         self._child.sendintr()
 
+    def wait_until_drawn(self, timeout_s: float = 60.0) -> None:
+        """Read until anything at all is on the screen."""
+        deadline = time.monotonic() + timeout_s
+        while not self.text:
+            assert self._read(deadline), "nothing was drawn"
+
     def wait_for(self, *words: str, timeout_s: float = 60.0) -> None:
         """Read until all words have been on the screen, now or before. Line breaks count as one space."""
         deadline = time.monotonic() + timeout_s

@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Event
 from typing import Annotated, Any
@@ -111,7 +111,7 @@ def tail(
     as_json: AsJson = False,
 ) -> None:
     """Print the daemon's events in order, each with its seq and time."""
-    with _log_of(place, name) as read:
+    with _log_of(place, name) as read, suppress(KeyboardInterrupt) if follow else nullcontext():
         seq = max(0, read.seq - limit) if after is None else after
         left: int | None = None if follow else limit
         while left is None or left > 0:

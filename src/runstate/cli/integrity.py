@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from runstate.cli.options import AsJson, Url
-from runstate.cli.output import counted, progress, words, write_json, write_line
+from runstate.cli.output import counted, words, write_json, write_line
+from runstate.cli.progress_display import track
 from runstate.errors import StreamNotFound
 from runstate.logs.registry import open_log
 
@@ -24,7 +25,7 @@ def verify(
     with open_log(url, create=False) as log:
         if stream is not None and log.stream(stream) is None:
             raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-        for finding in progress(log.verify(stream), "verifying"):
+        for finding in track(log.verify(stream), "verifying"):
             damage += finding.severity == "damage"
             warnings += finding.severity == "warning"
             if as_json:
@@ -52,7 +53,7 @@ def repair(
     with open_log(url, create=False) as log:
         if stream is not None and log.stream(stream) is None:
             raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-        damaged = {f.stream for f in progress(log.verify(stream), "verifying") if f.severity == "damage" and f.stream}
+        damaged = {f.stream for f in track(log.verify(stream), "verifying") if f.severity == "damage" and f.stream}
         for name in sorted(damaged):
             for finding in log.repair(name, dry_run=dry_run):
                 done += 1

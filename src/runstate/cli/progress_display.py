@@ -15,10 +15,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Self, TextIO, TypeVar
+from typing import Any, BinaryIO, Self, TextIO, TypeVar
 
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook, RenderResult
-from rich.segment import ControlType, Segment
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from runstate.cli.output import words
@@ -33,7 +32,7 @@ _join_s = 1.0
 """How long to wait for a display that is blocked, by a terminal that was paused with Ctrl-S for instance."""
 _bar_cells = 24
 _bar_needs_cells = 60
-_erase = "\r\x1b[J"
+_erase = b"\r\x1b[J"
 """Erases the display, however many lines it has: the cursor always rests at its first cell."""
 
 
@@ -46,11 +45,11 @@ def can_animate() -> bool:
 def erase_leftover() -> None:
     """Remove the display of a process that was killed while it shared this terminal."""
     if can_animate():
-        sys.stderr.write(_erase)
+        sys.stderr.write(_erase.decode())
         sys.stderr.flush()
 
 
-class Display(RenderHook):
+class Display:
     """Draws what `snapshot` returns again and again, until the block ends.
 
     The cursor is never hidden, so that no way to end the process can leave it hidden.
@@ -60,8 +59,9 @@ class Display(RenderHook):
         self._snapshot = snapshot
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="runstate-display", daemon=True)
-        self._stderr = sys.stderr
-        self._stdout: _Above | None = None
+        self._streams = sys.stdout, sys.stderr
+        self._lock = threading.Lock()
+        self._is_drawn = self._is_line_open = False
         self._relay: _Relay | None = None
 
     @property
@@ -71,11 +71,11 @@ class Display(RenderHook):
     def __enter__(self) -> Self:
         if self._is_possible():
             atexit.register(self.close)  # A generator that was left by an exception may still be open by then.
-            words.push_render_hook(self)
-            if sys.stdout.isatty():
-                sys.stdout.flush()
-                self._stdout = _Above(sys.stdout)
-                sys.stdout = self._stdout  # type: ignore[assignment]
+            stdout, stderr = self._streams
+            if stdout.isatty():
+                stdout.flush()
+                sys.stdout = _Above(stdout, self._write)
+            sys.stderr = _Above(stderr, self._write)
             self._thread.start()
         return self
 
@@ -91,25 +91,18 @@ class Display(RenderHook):
         if self._relay is not None:
             self._relay.close()
         atexit.unregister(self.close)
-        words.pop_render_hook()
-        if self._stdout is not None:
-            sys.stdout = self._stdout.stream
-        if not self._is_line_open():
+        sys.stdout, sys.stderr = self._streams
+        if self._is_drawn:
             with suppress(OSError):
-                self._write(_erase)
+                self._print("")
 
     def relay(self) -> int:
         """A file descriptor that other processes may print to. Each line they complete appears above the display."""
         if not self.is_open:
             return 2
         if self._relay is None:
-            self._relay = _Relay(lambda line: self._write(f"{_erase}{line}"))
+            self._relay = _Relay(self._print)
         return self._relay.target
-
-    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """Called by rich for everything that is printed to `words`: erase the display first."""
-        is_elsewhere = threading.current_thread() is self._thread or sys.stderr is not self._stderr
-        return renderables if is_elsewhere else [_Erased(), *renderables]
 
     def _is_possible(self) -> bool:
         return can_animate()
@@ -119,60 +112,56 @@ class Display(RenderHook):
         try:
             while not self._over.wait(pause_s):
                 started = time.monotonic()
-                if not self._is_line_open():
-                    self._draw()
+                self._draw()
                 pause_s = max(_refresh_s, (time.monotonic() - started) / _share_max)
         except Exception as error:  # noqa: BLE001 - whatever it is, the work goes on
             with suppress(Exception):
-                self._write(f"{_erase}the progress display failed and is off; the work continues ({error!r:.200})\n")
+                self._print(f"the progress display failed and is off; the work continues ({error!r:.200})\n")
 
     def _draw(self) -> None:
         with words.capture() as captured:
-            words.print(self._snapshot(), width=words.width - 1, soft_wrap=False, no_wrap=True, overflow="crop")
+            words.print(self._snapshot(), width=max(1, words.width - 1), soft_wrap=False, no_wrap=True, overflow="crop")
         lines = captured.get().rstrip("\n").split("\n")
         rows = max(1, words.height - 1)
         if len(lines) > rows:
             lines = [*lines[: rows - 1], f"({len(lines) - rows + 1} more lines)"]
         up = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""
-        self._write(f"{_erase}{chr(10).join(lines)}{up}\r")
+        self._write(self._streams[1].buffer, self._encoded("\n".join(lines) + up + "\r"), is_display=True)
 
-    def _write(self, text: str) -> None:
-        """One write, so that nothing of another thread comes in between."""
-        self._stderr.write(text)
-        self._stderr.flush()
+    def _encoded(self, text: str) -> bytes:
+        return text.encode(self._streams[1].encoding, "backslashreplace")
 
-    def _is_line_open(self) -> bool:
-        return self._stdout is not None and self._stdout.is_line_open
+    def _print(self, line: str) -> None:
+        self._write(self._streams[1].buffer, self._encoded(line))
 
-
-class _Erased:
-    """Erases the display, in the same write as what is printed after it."""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Segment(_erase, None, [(ControlType.CARRIAGE_RETURN,)])
+    def _write(self, stream: BinaryIO, data: bytes, *, is_display: bool = False) -> None:
+        """Erase the display and write to the terminal, in one step. No display is drawn behind an unfinished line."""
+        with self._lock:
+            if is_display and self._is_line_open:
+                return
+            stream.write(_erase + data if self._is_drawn else data)
+            stream.flush()
+            self._is_drawn, self._is_line_open = is_display, not is_display and not data.endswith(b"\n")
 
 
 class _Above:
-    """Takes the place of standard output while a display is on the same terminal: erases it before each new line."""
+    """Takes the place of standard output and standard error while a display is open: what they get is put above it."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
-        self.is_line_open = False
+    def __init__(self, stream: TextIO, write: Callable[[BinaryIO, bytes], None]) -> None:
+        self._stream, self._write = stream, write
 
     @property
     def buffer(self) -> _Above:
         return self
 
     def write(self, data: str | bytes) -> int:
-        if data:
-            line = data.encode(self.stream.encoding, self.stream.errors or "strict") if isinstance(data, str) else data
-            self.stream.buffer.write(line if self.is_line_open else _erase.encode() + line)
-            self.is_line_open = not line.endswith(b"\n")
-            self.stream.buffer.flush()
+        text = data.encode(self._stream.encoding, self._stream.errors or "strict") if isinstance(data, str) else data
+        if text:
+            self._write(self._stream.buffer, text)
         return len(data)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
+        return getattr(self._stream, name)
 
 
 class _Relay:
@@ -267,12 +256,12 @@ class Watch(Display):
             yield
             sys.stdout.flush()
             return
-        stdout, captured = sys.stdout, _Frame(sys.stdout.encoding)
+        stdout, stderr, captured = sys.stdout, sys.stderr, _Frame(sys.stdout.encoding)
         sys.stdout = sys.stderr = captured
         try:
             yield
         finally:
-            sys.stdout, sys.stderr = stdout, self._stderr
+            sys.stdout, sys.stderr = stdout, stderr
         self._frame = Text.from_ansi(captured.text)
 
     def _is_possible(self) -> bool:
