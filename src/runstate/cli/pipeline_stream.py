@@ -18,6 +18,7 @@ from runstate.cli.projection import (
     State,
     To,
     Urls,
+    offer_metrics,
     reconcile,
     sink_name,
     sink_named,
@@ -25,7 +26,6 @@ from runstate.cli.projection import (
     tell_row,
 )
 from runstate.logbook import Logbook
-from runstate.metrics import serve_metrics
 from runstate.projector import Projector
 from runstate.store import default_model
 
@@ -81,10 +81,7 @@ def stream(
                 tell=lambda row: tell_row(row, as_json),
             )
         )
-        if metrics_port is not None:
-            port, stop_serving = serve_metrics(projection.book, metrics_port)
-            stack.callback(stop_serving)
-            words.print(f"metrics: http://127.0.0.1:{port}/metrics")
+        offer_metrics(stack, projection.book, metrics_port)
         words.print(f"logbook: {directory}")
         shown.doing = "catching up" if available_now else "following"
         while not stop.is_set() and not projection.wait(0.2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -84,10 +85,7 @@ def project(
             if book.is_after_restart:
                 reconcile(followers[-1].projector, url)
         book.reconciled()
-        if metrics_port is not None:
-            port, stop_serving = serve_metrics(book, metrics_port)
-            stack.callback(stop_serving)
-            words.print(f"metrics: http://127.0.0.1:{port}/metrics")
+        offer_metrics(stack, book, metrics_port)
         words.print(f"logbook: {directory}")
         with _display("catching up", followers):
             for follower in followers:
@@ -111,6 +109,14 @@ def _display(doing: str, followers: list[Follower]) -> Display:
         return progress
 
     return Display(count)
+
+
+def offer_metrics(stack: ExitStack, book: Logbook, port: int | None) -> None:
+    """Serve Prometheus metrics until the stack is closed, if there is a port for them."""
+    if port is not None:
+        actual, stop = serve_metrics(book, port)
+        stack.callback(stop)
+        words.print(f"metrics: http://127.0.0.1:{actual}/metrics")
 
 
 def reconcile(projector: Projector, url: str) -> None:
@@ -154,6 +160,7 @@ def tell_row(row: Projected, as_json: bool) -> None:
     else:
         stale = " STALE" if row.stale else ""
         write_line(f"{row.stream} {row.status} {row.last_event_seq}{stale}".encode())
+    sys.stdout.flush()  # The next row may be a long time coming.
 
 
 def _follow(followers: list[Follower]) -> None:
