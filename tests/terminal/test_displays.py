@@ -96,7 +96,7 @@ def test_what_is_printed_stands_above_the_display(script: Script, size: str) -> 
     )
     assert shown.finish() == 0
     expected = [[f"message {n}", f"data {n}", f"WARNING:root:warning {n}"] for n in range(8)]
-    assert shown.lines == sum(expected, [])
+    assert shown.lines == [line for each in expected for line in each]
 
 
 def test_an_unfinished_line_is_left_alone(script: Script) -> None:
