@@ -15,9 +15,12 @@ import msgspec
 import typer
 
 from runstate.cli import integrity
+from runstate.cli.event_rows import record_writer
 from runstate.cli.options import AsJson, Limit
-from runstate.cli.output import words, write_json, write_line, write_table
+from runstate.cli.output import words, write_json, write_line
+from runstate.cli.tables import write_table
 from runstate.errors import AppendOutcomeUnknown, LogNotFound, RunstateError, Truncated
+from runstate.logs.log import Record
 from runstate.logs.registry import open_log, shown_url
 from runstate.models.daemon import DAEMON, MaterializedState, scoped
 from runstate.models.daemon.events import default_daemon
@@ -110,7 +113,8 @@ def tail(
     name: Name = default_daemon,
     as_json: AsJson = False,
 ) -> None:
-    """Print the daemon's events in order, each with its seq and time."""
+    """Print the daemon's events in order, as rows on a terminal, else as JSON records."""
+    write_records = record_writer(DAEMON, as_json, with_stream=False)
     with _log_of(place, name) as read, suppress(KeyboardInterrupt) if follow else nullcontext():
         seq = max(0, read.seq - limit) if after is None else after
         left: int | None = None if follow else limit
@@ -120,9 +124,9 @@ def tail(
             except Truncated as truncated:
                 seq = int(truncated.details["first_seq"]) - 1
                 continue
-            for event in page:
-                _print(event, as_json)
-                seq = event.seq
+            if page:
+                write_records([_record(name, event) for event in page])
+                seq = page[-1].seq
             left = None if left is None else left - len(page)
             if not page and left is not None:
                 return
@@ -148,7 +152,7 @@ def compact(place: Place, name: Name = default_daemon, as_json: AsJson = False) 
 @app.command("verify")
 def verify(place: Place, as_json: AsJson = False) -> None:
     """Look for damage in the daemon's log and snapshots. Exit code 1 when there is some."""
-    integrity.verify(url_of(place), None, as_json)
+    integrity.verify(url_of(place), None, None, as_json)
 
 
 @app.command("repair")
@@ -158,7 +162,7 @@ def repair(
     as_json: AsJson = False,
 ) -> None:
     """Make a damaged log writable again: what is intact stays, and the damaged file is kept beside it."""
-    integrity.repair(url_of(place), None, dry_run, as_json)
+    integrity.repair(url_of(place), None, dry_run, None, as_json)
 
 
 # --- who answers -----------------------------------------------------------------------------------------------------
@@ -273,11 +277,8 @@ def show_stats(found: MaterializedState) -> None:
         write_table(rows[0].__struct_fields__, (msgspec.structs.astuple(row) for row in rows))
 
 
-def _print(event: ToldEvent, as_json: bool) -> None:
-    if as_json:
-        write_json(event)
-    else:
-        write_line(f"{event.seq}\t{event.persisted_at}\t".encode() + bytes(event.event))
+def _record(name: str, event: ToldEvent) -> Record:
+    return Record(name, event.seq, event.event_id, event.type, event.event_id, "", "", event.persisted_at, event.event)
 
 
 def _done(seq: int, what: str, as_json: bool) -> None:

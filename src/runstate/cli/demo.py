@@ -15,7 +15,8 @@ import typer
 
 from runstate.cli.demo_pipeline import damage, orchestrated_fleet, run_pipeline
 from runstate.cli.demo_runtimes import build_queue, session_fleet
-from runstate.cli.output import words, write_table
+from runstate.cli.output import words
+from runstate.cli.tables import write_table
 from runstate.contracts import EngineStore
 from runstate.errors import LogFailed
 from runstate.logs.log import AppendResult

@@ -14,8 +14,9 @@ import typer
 
 from runstate.cli.interrupts import stop_on_signals
 from runstate.cli.options import AsJson, ModelName
-from runstate.cli.output import counted, words, write_json, write_table
+from runstate.cli.output import counted, words, write_json
 from runstate.cli.progress_display import Display, showing
+from runstate.cli.tables import write_table
 from runstate.errors import RunstateError, Unsupported
 from runstate.models.rundir import RUNDIR, RunDirectory
 from runstate.runtimes.orchestrator import Orchestrator

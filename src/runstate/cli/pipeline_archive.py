@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
-from runstate.cli.options import AsJson, ModelName
-from runstate.cli.output import words, write_json, write_table
+from runstate.cli.options import AsJson, ModelName, parse_age
+from runstate.cli.output import words, write_json
 from runstate.cli.pipeline import Conf, Master, Remote, spark_for, tell_counts
-from runstate.cli.retention import DiscardFiles, DryRun, Keep, OlderThan, To, moment_before
+from runstate.cli.retention import DiscardFiles, DryRun, Keep, OlderThan, To
+from runstate.cli.tables import write_table
 from runstate.retention import Archiving
 
 Url = Annotated[str, typer.Argument(help="Where the log is: sqlite:PATH, postgresql://….", show_default=False)]
@@ -32,7 +33,7 @@ def archive(
 
     It does what `runstate archive` does. Interrupted, simply run it again.
     """
-    archiving = Archiving(before=moment_before(older_than), keep=keep, discard_files=discard_files, dry_run=dry_run)
+    archiving = Archiving(before=parse_age(older_than), keep=keep, discard_files=discard_files, dry_run=dry_run)
     with spark_for(master, remote, conf, "archive", [url]) as spark:
         from runstate.pipeline.archive import archive as archived
 

@@ -16,12 +16,14 @@ import typer
 
 from runstate.cli.interrupts import stop_on_signals
 from runstate.cli.options import AsJson, ModelName, existing
-from runstate.cli.output import counted, words, write_json, write_line, write_table
+from runstate.cli.output import counted, words, write_json, write_line
 from runstate.cli.pipeline import check_spark
 from runstate.cli.progress_display import Display, Progress, Watch
+from runstate.cli.tables import write_table
 from runstate.errors import InvalidUrl, LogNotFound, RunstateError
 from runstate.following import Follower, SinkOf, check_feed, store_sink
 from runstate.logbook import Entry, Logbook
+from runstate.logs.pending import Blocker, oldest_pending
 from runstate.logs.registry import open_log, shown_url
 from runstate.metrics import serve_metrics
 from runstate.models.canonical import digest
@@ -265,11 +267,22 @@ def _lag_s(url: str, entry: Entry) -> float:
     now = datetime.now(UTC)
     try:
         with open_log(url, create=False) as log:
-            waiting = log.feed(after=entry.position, limit=1).records
-        return max(0.0, (now - datetime.fromisoformat(waiting[0].persisted_at)).total_seconds()) if waiting else 0.0
+            oldest = oldest_pending(log, entry.position)
     except RunstateError as error:
         words.print(f"{entry.url}: {error}")
         return entry.lag_s + (now - datetime.fromisoformat(entry.measured_at)).total_seconds()
+    if oldest is None:
+        return 0.0
+    if oldest.blocked_by is not None:
+        words.print(f"{entry.url}: the feed is held back by {_named(oldest.blocked_by)}; end it, and the feed goes on")
+    return max(0.0, (now - datetime.fromisoformat(oldest.persisted_at)).total_seconds())
+
+
+def _named(blocker: Blocker) -> str:
+    pid = "an open transaction" if blocker.pid is None else f"the open transaction of pid {blocker.pid}"
+    age = "" if blocker.age_s is None else f", open for {blocker.age_s:.0f} s"
+    found = {"application": blocker.application, "database": blocker.database, "user": blocker.user}
+    return pid + age + "".join(f", {name} {value!r}" for name, value in found.items() if value)
 
 
 def _watch(urls: Sequence[str], book: Logbook) -> None:

@@ -16,8 +16,9 @@ import typer
 
 from runstate.cli.interrupts import stop_on_signals
 from runstate.cli.options import AsJson
-from runstate.cli.output import counted, words, write_json, write_table
+from runstate.cli.output import counted, words, write_json
 from runstate.cli.progress_display import Display, Progress, Watch
+from runstate.cli.tables import write_table
 from runstate.errors import LogNotFound, StreamNotFound
 from runstate.models.rundir import RUNDIR, RunDirectory, RunEvent
 from runstate.runtimes.orchestrator import Orchestrator, RunCancelled, RunExists, RunFailed, load_graph

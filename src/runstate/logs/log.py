@@ -116,6 +116,11 @@ class StoredSnapshot(msgspec.Struct, frozen=True):
     """SHA-256 of `body`."""
     body: bytes
 
+    @property
+    def is_intact(self) -> bool:
+        """Whether `body` still has its digest. In a database, a careless edit may even have changed its type."""
+        return isinstance(self.body, bytes) and digest(self.body) == self.digest
+
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Damage: what it is, where, and how much before it is intact."""

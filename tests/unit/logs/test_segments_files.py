@@ -515,7 +515,7 @@ def test_a_snapshot_of_another_history_is_not_believed_and_found(
     log.append("r", notes("a", "c", "d"))
     (home / "snapshot.notes.json").write_bytes(old)
     assert opener().load_snapshot("r", "notes") is None
-    assert [(found.code, found.severity) for found in log.verify()] == [("snapshot.digest_mismatch", "warning")]
+    assert [(found.code, found.severity) for found in log.verify()] == [("snapshot.digest_mismatch", "damage")]
     log.save_snapshot("r", snapshot(1))
     assert opener().load_snapshot("r", "notes") == snapshot(1)
 
