@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Event
 from typing import Annotated, Any
@@ -116,7 +116,7 @@ def tail(
 ) -> None:
     """Print the daemon's events in order, as rows on a terminal, else as JSON records."""
     write_records = record_writer(DAEMON, as_json, with_stream=False)
-    with _log_of(place, name) as read:
+    with _log_of(place, name) as read, suppress(KeyboardInterrupt) if follow else nullcontext():
         seq = max(0, read.seq - limit) if after is None else after
         left: int | None = None if follow else limit
         while left is None or left > 0:

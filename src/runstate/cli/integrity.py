@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from runstate.cli.options import AsJson, ModelName, Url, existing
-from runstate.cli.output import counted, progress, words, write_json, write_line
+from runstate.cli.output import counted, words, write_json, write_line
+from runstate.cli.progress_display import track
 from runstate.cli.seals import KeyFile, SealsFile, read_seals_for, seal_findings
 from runstate.errors import RunstateError, StreamNotFound
 from runstate.logs.log import Capability, Finding
@@ -38,7 +39,7 @@ def verify(
         if sealed is None:
             _check_stream_exists(store, stream)  # A sealed stream that is gone is a finding.
         findings = chain(_findings(store, stream), () if sealed is None else seal_findings(store.log, stream, *sealed))
-        for finding in progress(findings, "verifying"):
+        for finding in track(findings, "verifying"):
             damage += finding.severity == "damage"
             warnings += finding.severity == "warning"
             differing += finding.severity == "damage" and finding.code.startswith("seal.")
@@ -71,7 +72,7 @@ def repair(
     with existing(url, model) as store:
         _check_stream_exists(store, stream)
         damaged: dict[str | None, list[Finding]] = {}
-        for finding in progress(_findings(store, stream), "verifying"):
+        for finding in track(_findings(store, stream), "verifying"):
             if finding.severity == "damage":
                 damaged.setdefault(finding.stream, []).append(finding)
         for name, findings in sorted(damaged.items(), key=lambda item: item[0] or ""):

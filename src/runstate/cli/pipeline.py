@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,17 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
 
+from runstate.cli.interrupts import stop_on_signals
 from runstate.cli.options import AsJson, ModelName
 from runstate.cli.output import counted, words, write_json
+from runstate.cli.progress_display import Display, showing
 from runstate.cli.tables import write_table
 from runstate.errors import RunstateError, Unsupported
 from runstate.logs.target_directory import writing_to
 from runstate.models.rundir import RUNDIR, RunDirectory
 from runstate.runtimes.orchestrator import Orchestrator
-from runstate.runtimes.orchestrator.context import Progress
 from runstate.runtimes.orchestrator.pool import ProcessPool
 from runstate.store import open as open_store
 
@@ -68,7 +66,7 @@ def run(
     from runstate.pipeline.stages import grouped, write_inputs
 
     _check_format(file_format)
-    settings, groups = _settings(master, remote, conf), grouped(urls, model)
+    settings, groups = spark_settings(master, remote, conf), grouped(urls, model)
     with alone_in(to):
         models = write_inputs(to, groups, {"format": file_format})
         _go(to, models, set(force or []), settings, as_json)
@@ -88,7 +86,7 @@ def resume(
     from runstate.pipeline.pipeline_directory import alone_in
     from runstate.pipeline.stages import read_inputs, write_inputs
 
-    inputs, settings = read_inputs(to), _settings(master, remote, conf)
+    inputs, settings = read_inputs(to), spark_settings(master, remote, conf)
     with alone_in(to):
         groups = {place: each.urls for place, each in inputs.items()}
         models = write_inputs(to, groups, next(iter(inputs.values())).settings)
@@ -239,8 +237,10 @@ def report(
 
 
 def _go(to: Path, models: list[str], forced: set[str], settings: Any, as_json: bool) -> None:
+    from runstate.cli.pipeline_progress import PipelineProgress
     from runstate.pipeline import stages
     from runstate.pipeline.pipeline_directory import scratch_in
+    from runstate.pipeline.progress import forget_progress
 
     with ExitStack() as stack:
         # Spark's own files go where the pipeline can remove them, also those of a Spark that was killed.
@@ -248,16 +248,17 @@ def _go(to: Path, models: list[str], forced: set[str], settings: Any, as_json: b
         conf = {"spark.local.dir": str(scratch.absolute()), **settings.conf}
         os.environ[stages.spark_variable] = msgspec.json.encode(msgspec.structs.replace(settings, conf=conf)).decode()
         store = stack.enter_context(open_store(f"ndjson:{to / 'runs'}", RUNDIR))
-        pool = ProcessPool(stages.place)
+        forget_progress(to)
+        progress = PipelineProgress(to)
+        display = stack.enter_context(Display(lambda: progress))
+        pool = ProcessPool(stages.place, display.relay())
         stack.callback(pool.close)
         graph = stages.build(models, to)
         directory = to / "runs" / stages.run_id
         orchestrator = Orchestrator(
-            graph, store, pool, stages.run_id, directory, progress=_progress(stack, to), place=stages.place
+            graph, store, pool, stages.run_id, directory, progress=progress.update, place=stages.place
         )
-        for number in (signal.SIGINT, signal.SIGTERM):
-            previous = signal.signal(number, lambda *_: orchestrator.cancelled.set())
-            stack.callback(signal.signal, number, previous)
+        stack.enter_context(stop_on_signals(orchestrator.cancelled))
         try:
             if store.log.stream(stages.run_id) is None:
                 state = orchestrator.start()
@@ -283,50 +284,6 @@ def _tell_run(to: Path, state: RunDirectory, outcome: Any, as_json: bool) -> Non
     if any(each.damage for each in outcome):
         words.print("the audit has found damage; the report says what")
         raise typer.Exit(1)
-
-
-def _progress(stack: ExitStack, to: Path) -> Progress | None:
-    """A bar of the stage under way; off a terminal one line when a stage begins and when it ends."""
-    from runstate.pipeline.progress import read_progress
-
-    seen: dict[str, str] = {}
-
-    def tell(state: RunDirectory) -> None:
-        for item in state.work_items:
-            if seen.get(item.work_item_id) != item.status and item.status != "queued":
-                scope = "" if item.scope_key == "-" else f" {item.scope_key}"
-                words.print(f"{item.worker}{scope}: {item.status}")
-            seen[item.work_item_id] = item.status
-
-    if not words.is_terminal:
-        return tell
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    bar = stack.enter_context(_Watched(lambda: read_progress(to), *columns, console=words, transient=True))
-    bar.add_task("starting", total=None)
-    return tell
-
-
-class _Watched(Bar):
-    """A bar that looks at the progress of another process each time it is drawn."""
-
-    def __init__(self, look: Any, *columns: Any, **options: Any) -> None:
-        self._look = look
-        super().__init__(*columns, **options)
-
-    def get_renderables(self) -> Iterator[Any]:
-        found = self._look()
-        for task in self.tasks:
-            if found is not None:
-                if task.description != found.stage:
-                    self.reset(task.id)
-                self.update(task.id, description=found.stage, completed=found.done, total=found.total or None)
-        yield from super().get_renderables()
 
 
 def tell_counts(counts: dict[str, int], as_json: bool) -> None:
@@ -356,7 +313,7 @@ def check_spark(what: str = "The pipeline needs Spark") -> None:
         raise Unsupported(f"{what}: pip install 'runstate[spark]' ({error})") from error
 
 
-def _settings(master: str | None, remote: str | None, conf: list[str] | None) -> Any:
+def spark_settings(master: str | None, remote: str | None, conf: list[str] | None) -> Any:
     check_spark()
     from runstate.pipeline.stages import SparkSettings
 
@@ -371,17 +328,28 @@ def _settings(master: str | None, remote: str | None, conf: list[str] | None) ->
 def spark_for(
     master: str | None, remote: str | None, conf: list[str] | None, doing: str, urls: list[str]
 ) -> Iterator[SparkSession]:
-    settings = _settings(master, remote, conf)
+    """A Spark session for one job, with a display of the job's tasks."""
+    settings = spark_settings(master, remote, conf)
+    from runstate.cli.spark_interrupts import cancel_on_interrupt
+    from runstate.pipeline.progress import StageProgress, tracked
+
+    with showing(f"{doing}: starting Spark", unit="tasks") as progress:
+
+        def update(found: StageProgress) -> None:
+            progress.doing, progress.done, progress.total = found.stage, found.done, found.total
+
+        with start_spark(settings, doing, urls) as spark, cancel_on_interrupt(spark), tracked(spark, doing, update):
+            yield spark
+
+
+@contextmanager
+def start_spark(settings: Any, doing: str, urls: list[str]) -> Iterator[SparkSession]:
+    """A Spark session for one job. Ctrl-C is the caller's: Spark's own handler for it prints tracebacks."""
+    from runstate.cli.spark_interrupts import quiet_py4j
     from runstate.pipeline.session import spark_session
     from runstate.pipeline.shipping import check_cluster
 
-    with ExitStack() as stack:
-        if words.is_terminal:
-            stack.enter_context(words.status(f"{doing} on Spark"))
-        spark = stack.enter_context(
-            spark_session(
-                master=settings.master, remote=settings.remote, conf=settings.conf, app_name=f"runstate {doing}"
-            )
-        )
+    master, remote, conf = settings.master, settings.remote, settings.conf
+    with quiet_py4j(), spark_session(master=master, remote=remote, conf=conf, app_name=f"runstate {doing}") as spark:
         check_cluster(spark, doing, urls)
         yield spark

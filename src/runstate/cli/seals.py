@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from runstate.cli.output import counted, numbered_lines, progress, words, write_line
+from runstate.cli.output import counted, numbered_lines, words, write_line
+from runstate.cli.progress_display import track
 from runstate.cli.seal_keys import create_key, read_key
 from runstate.errors import InvalidSeals, StreamNotFound, Truncated
 from runstate.logs.disk import RealDisk, write_new
@@ -105,7 +106,7 @@ def _seal_streams(url: str, stream: str | None, key: SealKey, earlier: dict[str,
             raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
         every = earlier.keys() | {head.stream for head in log.heads(versions=False)}
         names = sorted(every) if stream is None else [stream]
-        found = [_seal(log, name, key, earlier.get(name)) for name in progress(names, "sealing", len(names))]
+        found = [_seal(log, name, key, earlier.get(name)) for name in track(names, "sealing", len(names))]
     seals = [each for each in found if each is not None]
     if not seals:
         raise InvalidSeals("Nothing was sealed: the log has no events")

@@ -11,7 +11,8 @@ import typer
 
 from runstate.cli import integrity, session_tree
 from runstate.cli.options import AsJson, Limit, Url
-from runstate.cli.output import progress, words, write_json, write_line
+from runstate.cli.output import words, write_json, write_line
+from runstate.cli.progress_display import track
 from runstate.cli.tables import write_table
 from runstate.errors import StreamNotFound, Unsupported
 from runstate.logs.disk import RealDisk, write_new
@@ -252,7 +253,7 @@ def verify(
         if session is not None and log.stream(session) is None:
             raise StreamNotFound(f"There is no session {session!r}", stream=session)
         names = [session] if session is not None else [head.stream for head in log.heads(versions=False)]
-        found = [finding for name in progress(names, "verifying") for finding in findings(log, SessionId(name))]
+        found = [finding for name in track(names, "verifying") for finding in findings(log, SessionId(name))]
         found += [] if session is not None else [*log.verify_rest()]
     for finding in found:
         damage += finding.severity == "damage"

@@ -48,6 +48,12 @@ def read_progress(directory: Path) -> StageProgress | None:
         return None
 
 
+def forget_progress(directory: Path) -> None:
+    """Remove what an earlier run has left."""
+    with suppress(OSError):
+        (directory / ".progress.json").unlink(missing_ok=True)
+
+
 @contextmanager
 def tracked(spark: SparkSession, stage: str, tell: Told) -> Iterator[None]:
     """Tell how many of Spark's tasks are done while the block runs. A Connect client cannot count them."""
@@ -67,8 +73,11 @@ def _watch(spark: SparkSession, stage: str, tell: Told, over: threading.Event) -
 
     if is_remote(spark):
         return
-    tracker = spark.sparkContext.statusTracker()
-    while not over.wait(_every_s):
-        active = [info for number in tracker.getActiveStageIds() if (info := tracker.getStageInfo(number)) is not None]
-        done = sum(info.numCompletedTasks for info in active)
-        tell(StageProgress(stage, done, sum(info.numTasks for info in active)))
+    # Spark may be shut down while it is asked, by an interrupt for instance; the job itself reports that.
+    with suppress(Exception):
+        tracker = spark.sparkContext.statusTracker()
+        while not over.wait(_every_s):
+            numbers = tracker.getActiveStageIds()
+            active = [info for number in numbers if (info := tracker.getStageInfo(number)) is not None]
+            done = sum(info.numCompletedTasks for info in active)
+            tell(StageProgress(stage, done, sum(info.numTasks for info in active)))
