@@ -97,6 +97,18 @@ class ModelFailed(RunstateError):
     code = "model.failed"
 
 
+class InvalidSealKey(RunstateError):
+    """The key file cannot be used to seal a log; create one with `runstate seal --new-key FILE`."""
+
+    code = "seal.invalid_key"
+
+
+class InvalidSeals(RunstateError):
+    """The file of seals was changed or cut, or belongs to another key."""
+
+    code = "seal.invalid"
+
+
 # --- what a log answers --------------------------------------------------------------------------------
 
 

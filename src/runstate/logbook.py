@@ -6,6 +6,7 @@ that it can be read with any tool while it is written; losing it loses no snapsh
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
@@ -23,9 +24,11 @@ from runstate.logs.log import Position, now
 from runstate.logs.permissions import denial, is_writable, not_writable
 from runstate.logs.registry import shown_url
 from runstate.logs.sqlite.readers import ReadOnlyReaders, can_write
+from runstate.logs.target_directory import check_target
 from runstate.models.model import Alert
 
 file_name = "logbook.db"
+_own_files = re.compile(r"logbook\.lock|\.lock|logbook\.db-(wal|shm|journal)")
 _busy_timeout_s = 10.0
 _application_id = 0x52734C62  # "RsLb"
 _schema = """
@@ -78,6 +81,16 @@ class RaisedAlert(msgspec.Struct, frozen=True, rename="camel"):
     cleared_at: str | None
 
 
+def check_state(directory: Path) -> None:
+    """Check that a projector may keep its state in a directory.
+
+    Raises:
+        NotALog: something else is there.
+        LogFailed: it cannot be read or written.
+    """
+    check_target(directory, _own_files, has_marker=(directory / file_name).exists())
+
+
 class Logbook:
     """The logbook of one projector. Threads may share it."""
 
@@ -85,14 +98,16 @@ class Logbook:
         """
         Raises:
             LogNotFound: it is not there, and `create` is false.
-            NotALog: a file of that name is no logbook.
+            NotALog: a file of that name is no logbook, or the directory holds something else.
             NotWritable: it is to be written, and this process may only read it.
             LogFailed: it cannot be opened.
         """
         self.path = directory / file_name
         self.is_after_restart = False
         """Whether the machine has been restarted since this logbook was last kept: what was not flushed may be lost."""
-        if not create and not self.path.exists():
+        if create:
+            check_state(directory)
+        elif not self.path.exists():
             raise LogNotFound(f"No projector keeps its logbook in {directory}; start one with 'runstate project'")
         self._lock = Lock()
         is_read_only = not create and not can_write(self.path)

@@ -15,6 +15,7 @@ import pytest
 from tests.commands import Cli
 from tests.quick_java import quick_java
 
+import runstate
 from runstate.models.engine import idempotency_key
 
 
@@ -84,18 +85,31 @@ def test_other_content_under_a_known_key_is_said_and_not_written(filled: Cli) ->
     outcome = filled("append", "sqlite:runs.db", stdin=ndjson(changed))
     assert outcome.code == 0
     assert "line 1" in outcome.err
-    assert "payload" not in filled("fetch", "sqlite:runs.db", "r-1").rows[0]
+    assert "payload" not in filled("fetch", "sqlite:runs.db", "r-1").rows[0]["event"]
 
 
-def test_fetch_prints_the_events_own_lines_in_order(filled: Cli) -> None:
+def test_fetch_prints_records_in_order_with_the_events_own_lines(filled: Cli) -> None:
     rows = filled("fetch", "sqlite:runs.db", "r-1").rows
-    assert [row["runSeq"] for row in rows] == [1, 2, 3, 4]
-    assert {k: v for k, v in rows[0].items() if k not in ("runSeq", "persistedAt")} == history[0]
+    assert [row["seq"] for row in rows] == [1, 2, 3, 4]
+    assert {k: v for k, v in rows[0]["event"].items() if k not in ("runSeq", "persistedAt")} == history[0]
+
+
+def test_fetch_and_tail_have_one_shape_with_and_without_json(filled: Cli) -> None:
+    outputs = {
+        filled(*command).out
+        for command in (
+            ("fetch", "sqlite:runs.db", "r-1"),
+            ("fetch", "sqlite:runs.db", "r-1", "--json"),
+            ("tail", "sqlite:runs.db"),
+            ("tail", "sqlite:runs.db", "--json"),
+        )
+    }
+    assert len(outputs) == 1
 
 
 def test_fetch_pages_by_after_and_limit(filled: Cli) -> None:
     outcome = filled("fetch", "sqlite:runs.db", "r-1", "--after", "1", "--limit", "2")
-    assert [row["runSeq"] for row in outcome.rows] == [2, 3]
+    assert [row["seq"] for row in outcome.rows] == [2, 3]
     assert "--after 3" in outcome.err
 
 
@@ -108,15 +122,15 @@ def test_fetch_as_json_gives_the_whole_record(filled: Cli) -> None:
 def test_tail_prints_the_feed_and_where_to_go_on(filled: Cli) -> None:
     filled("append", "sqlite:runs.db", stdin=ndjson(event(run="r-2")))
     first = filled("tail", "sqlite:runs.db", "--limit", "2")
-    assert [row["runSeq"] for row in first.rows] == [1, 2]
+    assert [row["seq"] for row in first.rows] == [1, 2]
     position = first.err.strip().split()[-1]
     rest = filled("tail", "sqlite:runs.db", "--after", position)
-    assert [(row["runId"], row["runSeq"]) for row in rest.rows] == [("r-1", 3), ("r-1", 4), ("r-2", 1)]
+    assert [(row["stream"], row["seq"]) for row in rest.rows] == [("r-1", 3), ("r-1", 4), ("r-2", 1)]
 
 
 def test_tail_of_one_stream_leaves_the_others_out(filled: Cli) -> None:
     filled("append", "sqlite:runs.db", stdin=ndjson(event(run="r-2")))
-    assert [row["runId"] for row in filled("tail", "sqlite:runs.db", "--stream", "r-2").rows] == ["r-2"]
+    assert [row["stream"] for row in filled("tail", "sqlite:runs.db", "--stream", "r-2").rows] == ["r-2"]
 
 
 def test_streams_lists_status_and_last_seq(filled: Cli) -> None:
@@ -149,7 +163,7 @@ def test_diff_shows_what_changed(filled: Cli) -> None:
 
 def test_replay_check_passes_on_a_healthy_store(filled: Cli) -> None:
     outcome = filled("replay", "sqlite:runs.db", "--check")
-    assert (outcome.code, outcome.err.strip()) == (0, "1 stream: 1 compared, 0 without a snapshot, 0 wrong")
+    assert (outcome.code, outcome.err.strip()) == (0, "1 stream: 1 right, 0 wrong")
 
 
 def test_replay_check_finds_a_snapshot_that_was_tampered_with_and_replay_mends_it(filled: Cli) -> None:
@@ -159,9 +173,39 @@ def test_replay_check_finds_a_snapshot_that_was_tampered_with_and_replay_mends_i
     assert filled("replay", "sqlite:runs.db", "--check").code == 0
 
 
-def test_replay_check_says_when_there_was_nothing_to_compare(filled: Cli) -> None:
+def test_replay_check_names_a_stream_without_a_snapshot(filled: Cli) -> None:
     _sql("DELETE FROM snapshots")
-    assert "0 compared, 1 without a snapshot" in filled("replay", "sqlite:runs.db", "--check").err
+    outcome = filled("replay", "sqlite:runs.db", "--check")
+    assert (outcome.code, outcome.err) == (1, "1 stream: 0 right, 1 wrong\n")
+    assert outcome.out == "r-1: log.damaged: No snapshot is stored; rebuild it with 'runstate replay'\n"
+
+
+def test_replay_check_of_a_log_without_streams_is_not_fine(cli: Cli) -> None:
+    runstate.open("sqlite:empty.db").close()
+    outcome = cli("replay", "sqlite:empty.db", "--check")
+    assert (outcome.code, outcome.err) == (1, "nothing to compare: the log has no streams\n")
+
+
+def test_verify_repair_and_replay_agree_about_an_edited_snapshot(filled: Cli) -> None:
+    _sql("UPDATE snapshots SET body = CAST(replace(body, 'COMPLETED', 'FAILED') AS BLOB)")
+    assert filled("verify", "sqlite:runs.db").code == 1
+    assert filled("replay", "sqlite:runs.db", "--check").code == 1
+    # The answer is right all the same: the edited snapshot is not believed.
+    assert '"status":"COMPLETED"' in filled("snapshot", "sqlite:runs.db", "r-1", "--json").out
+    proposed = filled("repair", "sqlite:runs.db", "--dry-run")
+    assert (proposed.code, proposed.out) == (0, "r-1: snapshot.rebuilt: The snapshot is rebuilt from the log\n")
+    assert filled("verify", "sqlite:runs.db").code == 1
+    assert filled("repair", "sqlite:runs.db").code == 0
+    for check in (("verify",), ("replay", "--check"), ("repair",)):
+        assert filled(check[0], "sqlite:runs.db", *check[1:]).code == 0
+    assert filled("repair", "sqlite:runs.db").err == "nothing to repair\n"
+
+
+def test_repair_says_when_there_is_damage_that_it_cannot_help_with(filled: Cli) -> None:
+    _sql("DROP TRIGGER events_are_never_updated", "UPDATE events SET body = replace(body, 'acme', 'evil')")
+    outcome = filled("repair", "sqlite:runs.db")
+    assert outcome.code == 1
+    assert "backup" in outcome.err
 
 
 def test_a_model_that_cannot_fold_a_stream_is_told_and_the_others_are_replayed(filled: Cli) -> None:
@@ -171,7 +215,7 @@ def test_a_model_that_cannot_fold_a_stream_is_told_and_the_others_are_replayed(f
     assert (failed.code, "kitchen: model.failed" in failed.out) == (1, True)
     outcome = filled("replay", "sqlite:runs.db")
     assert (outcome.code, outcome.out.startswith("kitchen: ")) == (1, True)
-    assert "1 stream replayed, 1 could not be" in outcome.err
+    assert "1 stream replayed, 1 failed" in outcome.err
 
 
 @pytest.mark.parametrize("name", ["[/x]", "no[bold]pe"])
@@ -368,9 +412,9 @@ def test_tail_follows_until_it_is_interrupted(filled: Cli, tmp_path: Path) -> No
     follower = _process("tail", "sqlite:runs.db", "--follow", directory=tmp_path)
     assert follower.stdout is not None
     for expected in (1, 2, 3, 4):
-        assert json.loads(follower.stdout.readline())["runSeq"] == expected
+        assert json.loads(follower.stdout.readline())["seq"] == expected
     filled("append", "sqlite:runs.db", stdin=ndjson(event(run="r-2")))
-    assert json.loads(follower.stdout.readline())["runId"] == "r-2"
+    assert json.loads(follower.stdout.readline())["stream"] == "r-2"
     follower.send_signal(signal.SIGINT)
     out, err = follower.communicate(timeout=20)
     assert (follower.returncode, out) == (0, b"")

@@ -95,7 +95,7 @@ def test_nothing_that_was_written_steers_the_terminal(cli: Cli, begun: Begun, tm
     }
     for words, answer in told.items():
         text = answer.out + answer.err
-        assert f"{words}\\x1b]0;pwned\\x07\\x1b[2J\\r\\x9b1m\\u202e" in text
+        assert f"{words}\\u001b]0;pwned\\u0007\\u001b[2J\\u000d\\u009b1m\\u202e" in text
         assert not set(text) & set(steering) - set("]0;pwned[2J1m")
     exported = cli("session", "show", url, "s-2", "--json").rows[0]["title"]
     assert exported == f"title{steering}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Event
 from typing import Annotated, Any
@@ -15,9 +16,12 @@ import msgspec
 import typer
 
 from runstate.cli import integrity
+from runstate.cli.event_rows import record_writer
 from runstate.cli.options import AsJson, Limit
-from runstate.cli.output import words, write_json, write_line, write_table
+from runstate.cli.output import words, write_json, write_line
+from runstate.cli.tables import write_table
 from runstate.errors import AppendOutcomeUnknown, LogNotFound, RunstateError, Truncated
+from runstate.logs.log import Record
 from runstate.logs.registry import open_log, shown_url
 from runstate.models.daemon import DAEMON, MaterializedState, scoped
 from runstate.models.daemon.events import default_daemon
@@ -110,8 +114,9 @@ def tail(
     name: Name = default_daemon,
     as_json: AsJson = False,
 ) -> None:
-    """Print the daemon's events in order, each with its seq and time."""
-    with _log_of(place, name) as read:
+    """Print the daemon's events in order, as rows on a terminal, else as JSON records."""
+    write_records = record_writer(DAEMON, as_json, with_stream=False)
+    with _log_of(place, name) as read, suppress(KeyboardInterrupt) if follow else nullcontext():
         seq = max(0, read.seq - limit) if after is None else after
         left: int | None = None if follow else limit
         while left is None or left > 0:
@@ -120,9 +125,9 @@ def tail(
             except Truncated as truncated:
                 seq = int(truncated.details["first_seq"]) - 1
                 continue
-            for event in page:
-                _print(event, as_json)
-                seq = event.seq
+            if page:
+                write_records([_record(name, event) for event in page])
+                seq = page[-1].seq
             left = None if left is None else left - len(page)
             if not page and left is not None:
                 return
@@ -148,7 +153,7 @@ def compact(place: Place, name: Name = default_daemon, as_json: AsJson = False) 
 @app.command("verify")
 def verify(place: Place, as_json: AsJson = False) -> None:
     """Look for damage in the daemon's log and snapshots. Exit code 1 when there is some."""
-    integrity.verify(url_of(place), None, as_json)
+    integrity.verify(url_of(place), None, None, as_json)
 
 
 @app.command("repair")
@@ -158,7 +163,7 @@ def repair(
     as_json: AsJson = False,
 ) -> None:
     """Make a damaged log writable again: what is intact stays, and the damaged file is kept beside it."""
-    integrity.repair(url_of(place), None, dry_run, as_json)
+    integrity.repair(url_of(place), None, dry_run, None, as_json)
 
 
 # --- who answers -----------------------------------------------------------------------------------------------------
@@ -186,14 +191,19 @@ def reached(place: str, name: str, *, create: bool = False) -> Iterator[Daemon |
 
 
 def _opened(place: str, name: str, create: bool) -> Daemon:
+    is_new = create and not _has_log(place)
+    daemon = Daemon.open(place, create=create, name=name, checkpoint_every_s=None)
+    if is_new:
+        words.print(f"made {shown_url(place)}: nothing was there")  # It may be a slip of the pen.
+    return daemon
+
+
+def _has_log(place: str) -> bool:
     try:
-        return Daemon.open(place, create=False, name=name, checkpoint_every_s=None)
+        open_log(url_of(place), create=False).close()
     except LogNotFound:
-        if not create:
-            raise
-    made = Daemon.open(place, name=name, checkpoint_every_s=None)
-    words.print(f"made {shown_url(place)}: nothing was there")  # It may be a slip of the pen.
-    return made
+        return False
+    return True
 
 
 def seen(place: str, name: str) -> tuple[MaterializedState, int]:
@@ -228,7 +238,7 @@ def _log_of(place: str, name: str) -> Iterator[Client | _Read]:
 
 def _connected(place: str, name: str) -> Client | None:
     path = socket_of(place, name)
-    if path is None or not path.exists():
+    if path is None or not os.path.exists(path):  # False too where the directory cannot be read.
         return None
     try:
         return Client(path)
@@ -273,11 +283,8 @@ def show_stats(found: MaterializedState) -> None:
         write_table(rows[0].__struct_fields__, (msgspec.structs.astuple(row) for row in rows))
 
 
-def _print(event: ToldEvent, as_json: bool) -> None:
-    if as_json:
-        write_json(event)
-    else:
-        write_line(f"{event.seq}\t{event.persisted_at}\t".encode() + bytes(event.event))
+def _record(name: str, event: ToldEvent) -> Record:
+    return Record(name, event.seq, event.event_id, event.type, event.event_id, "", "", event.persisted_at, event.event)
 
 
 def _done(seq: int, what: str, as_json: bool) -> None:

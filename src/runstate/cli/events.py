@@ -13,10 +13,13 @@ from typing import Annotated, Any, BinaryIO
 import msgspec
 import typer
 
+from runstate.cli.event_rows import record_writer
 from runstate.cli.options import AsJson, BytesMax, Limit, ModelName, Stream, Url, bytes_max_default, existing
-from runstate.cli.output import Overlong, numbered_lines, progress, words, write_json, write_line
+from runstate.cli.output import Overlong, numbered_lines, words, write_json, write_line
+from runstate.cli.progress_display import track
 from runstate.errors import EventTooLarge, InvalidEvent, ModelFailed, RunstateError, StreamNotFound
 from runstate.logs.log import AppendResult, Position, Record
+from runstate.logs.record_json import event_in_record
 from runstate.logs.waiting import wait_for_more
 from runstate.models.model import AnyModel
 from runstate.models.registry import find_model, installed_models
@@ -67,7 +70,7 @@ def append(
             for stream in sorted(streams):
                 for first in store.log.read(stream, limit=1):
                     _refuse_other_model(store.model, first)
-            for number, result in progress(_append_all(store, lines, event_bytes_max), "appending", count):
+            for number, result in track(_append_all(store, lines, event_bytes_max), "appending", count):
                 persisted += result.persisted
                 write_json(_result(store.model, result))
                 if result.mismatch:
@@ -83,15 +86,14 @@ def fetch(
     model: ModelName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the events of one stream in order: their own lines, or with --json the whole records."""
+    """Print the events of one stream in order, as rows on a terminal, else as JSON records."""
     with existing(url, model) as store:
         records = store.log.read(stream, after_seq=after, limit=limit)
         if not records and store.log.stream(stream) is None:
             raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-        for record in records:
-            _write_record(record, as_json)
+        record_writer(store.model, as_json, with_stream=False)(records)
         if len(records) == limit:
-            words.print(f"stopped at --limit {limit}; go on with --after {records[-1].seq}")
+            words.print(f"stopped at --limit {limit}; continue with --after {records[-1].seq}")
 
 
 def tail(
@@ -103,8 +105,9 @@ def tail(
     model: ModelName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the feed: the events of all streams, in the order in which they were committed."""
+    """Print the feed: the events of all streams in commit order, as rows on a terminal, else as JSON records."""
     with existing(url, model) as store:
+        write_records = record_writer(store.model, as_json, with_stream=stream is None)
         if stream is not None and not follow and store.log.stream(stream) is None:
             raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
         position = Position(after) if after is not None else None
@@ -112,12 +115,10 @@ def tail(
         try:
             while left is None or left > 0:
                 page = store.log.feed(after=position, limit=min(1000, left or 1000) if stream is None else 1000)
-                for record in page.records:
-                    if stream is None or record.stream == stream:
-                        _write_record(record, as_json)
-                        left = None if left is None else left - 1
-                        if left == 0:
-                            break
+                wanted = [record for record in page.records if stream is None or record.stream == stream][:left]
+                if wanted:
+                    write_records(wanted)
+                left = None if left is None else left - len(wanted)
                 position = page.next
                 if not page.records:
                     if not follow:
@@ -127,7 +128,7 @@ def tail(
         except KeyboardInterrupt:
             words.print()
         if stream is None or left is None:
-            words.print(f"go on with --after {position or 0}")
+            words.print(f"continue with --after {position or 0}")
 
 
 def validate(
@@ -140,17 +141,17 @@ def validate(
     found = find_model(model or "engine")
     good = bad = 0
     with _opened(file) as lines:
-        for number, line in progress(numbered_lines(lines, event_bytes_max), "checking"):
+        for number, line in track(numbered_lines(lines, event_bytes_max), "checking"):
             try:
                 _refuse_overlong(line, event_bytes_max)
-                found.check_line(line)
+                found.check_line(event_in_record(line) or line)
                 good += 1
             except RunstateError as error:
                 bad += 1
                 if as_json:
                     write_json({"file": str(file), "line": number, **error.as_data()})
                 else:
-                    sys.stdout.write(f"{file}:{number}: {error.code}: {error}\n")
+                    write_line(f"{file}:{number}: {error.code}: {error}".encode())
     words.print(f"{good} good, {bad} bad")
     raise typer.Exit(1 if bad else 0)
 
@@ -162,10 +163,10 @@ def _check_all(store: Store[Any, Any, Any], lines: BinaryIO, bytes_max: int) -> 
         RunstateError: the first problem, with its line; up to twenty are told about.
     """
     count, streams, problems = 0, set[str](), list[RunstateError]()
-    for number, line in progress(numbered_lines(lines, bytes_max), "checking"):
+    for number, line in track(numbered_lines(lines, bytes_max), "checking"):
         try:
             _refuse_overlong(line, bytes_max)
-            streams.add(store.check_event(store.model.parse(line)))
+            streams.add(store.check_event(_parse(store.model, line)))
             count += 1
         except RunstateError as error:
             error.details["line"] = number
@@ -220,7 +221,7 @@ def _append_all(store: Store[Any, Any, Any], lines: BinaryIO, bytes_max: int) ->
     numbered = numbered_lines(lines, bytes_max)
     while batch := list(islice(numbered, _batch_events)):
         try:
-            results = store.append_events([store.model.parse(line) for _, line in batch])
+            results = store.append_events([_parse(store.model, line) for _, line in batch])
         except RunstateError as error:
             if "index" in error.details:
                 error.details["line"] = batch[error.details["index"]][0]
@@ -247,23 +248,10 @@ def _result(model: AnyModel, result: AppendResult) -> dict[str, Any]:
     }
 
 
-def _write_record(record: Record, as_json: bool) -> None:
-    if not as_json:
-        write_line(record.body)
-        return
-    write_json(
-        {
-            "stream": record.stream,
-            "seq": record.seq,
-            "eventId": record.event_id,
-            "type": record.type,
-            "key": record.key,
-            "tenant": record.tenant,
-            "emittedAt": record.emitted_at,
-            "persistedAt": record.persisted_at,
-            "event": msgspec.Raw(record.body),
-        }
-    )
+def _parse(model: AnyModel, line: bytes) -> Any:
+    """An event to append: as its producer wrote it, or out of a record that `fetch` or `tail` printed."""
+    stored = event_in_record(line)
+    return model.parse(line) if stored is None else model.parse_stored(stored)
 
 
 def _opened(file: Path | None) -> BinaryIO:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.text import Text
+from typer.core import TyperGroup
 
 from runstate.cli import (
     copying,
@@ -24,18 +24,32 @@ from runstate.cli import (
     queue,
     retention,
     runs,
+    seals,
     session,
     states,
 )
-from runstate.cli.output import silence_stdout, words
+from runstate.cli.output import prepare_streams, print_error, silence_stdout
 from runstate.errors import BlobNotFound, LogDamaged, LogNotFound, RunstateError, StreamNotFound
 from runstate.runtimes.orchestrator import RunCancelled, RunFailed
 from runstate.runtimes.session.refusals import NodeNotFound
 
 exit_damage, exit_usage, exit_not_found, exit_busy = 1, 2, 3, 4
 
+
+class Commands(TyperGroup):
+    """All commands. A reader that has seen enough (`| head`) ends a command without an error."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            silence_stdout()
+            raise typer.Exit from None
+
+
 app = typer.Typer(
     name="runstate",
+    cls=Commands,
     help="A durable, event-sourced state store for things that run.",
     epilog="URLs: sqlite:PATH, ndjson:DIR, segments:DIR, wal:DIR, postgresql://…, dynamodb://…, snowflake://…, "
     "archive:DIR, memory:. "
@@ -72,6 +86,7 @@ app.command("diff")(states.diff)
 app.command("replay")(states.replay)
 app.command("verify")(integrity.verify)
 app.command("repair")(integrity.repair)
+app.command("seal")(seals.seal)
 app.command("project")(projection.project)
 app.command("lag")(projection.lag)
 app.command("archive")(retention.archive)
@@ -92,6 +107,7 @@ app.command("demo")(demo.demo)
 
 def main() -> None:
     """The entry point of the `runstate` command."""
+    prepare_streams()
     try:
         try:
             app()
@@ -102,13 +118,13 @@ def main() -> None:
             sys.stderr.buffer.write(msgspec.json.encode(error.as_data()) + b"\n")
         else:
             where = f"line {error.details['line']}: " if "line" in error.details else ""
-            words.print(Text.assemble((f"error[{error.code}]", "bold red"), f" {where}{error}"))
+            print_error(error.code, f"{where}{error}")
         sys.exit(_exit_code(error))
     except BrokenPipeError:
         silence_stdout()
         sys.exit(0)
     except OSError as error:
-        words.print(Text.assemble(("error[os]", "bold red"), f" {error}"))
+        print_error("os", str(error))
         silence_stdout()
         sys.exit(exit_usage)
 

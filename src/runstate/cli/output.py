@@ -1,25 +1,45 @@
-"""How the commands speak: data on stdout, words and progress on stderr, nothing that moves off a terminal."""
+"""How commands write: data to stdout, messages to stderr, and nothing from outside that could steer a terminal."""
 
 from __future__ import annotations
 
+import io
 import os
-import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, BinaryIO, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
-T = TypeVar("T")
-_steering = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+from runstate.models.escaping import escape_controls
 
-words = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
-"""For people: what happened, what to do."""
+
+class SafeConsole(Console):
+    """A console that escapes control characters in everything it draws."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        # Escaped before Rich sees it: Rich silently drops some of these characters.
+        shown = (escape_controls(each, keep="\n\t") if isinstance(each, str) else each for each in objects)
+        super().print(*shown, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            safe = segment.text if segment.control else escape_controls(segment.text, keep="\n")
+            yield segment if safe == segment.text else Segment(safe, segment.style)
+
+    def on_broken_pipe(self) -> None:
+        """Stop quietly: the reader has seen enough (`| head`)."""
+        self.quiet = True
+        silence_stdout()
+        raise typer.Exit
+
+
+os.environ.setdefault("TERM", "dumb")  # A terminal that does not say what it understands gets plain text.
+words = SafeConsole(stderr=True, markup=False, highlight=False, soft_wrap=True)
+"""Messages for people."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -27,23 +47,59 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def visible(text: str) -> str:
-    """The text with what would steer a terminal, or turn the direction of a line, shown as an escape."""
-    return _steering.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+def print_error(code: str, message: str) -> None:
+    """One error, the way every command reports it."""
+    words.print(Text.assemble((f"error[{code}]", "bold red"), f" {message}"))
+
+
+def prepare_streams() -> None:
+    """Make stdin, stdout and stderr usable, whatever the caller has done to them.
+
+    A closed descriptor would otherwise be given to the next file that is opened, and a stray print would write into
+    it. A character that the locale cannot encode is written as an escape instead of failing.
+    """
+    stdout_is_open = _is_open(1)
+    for descriptor in range(3):
+        if not _is_open(descriptor):
+            os.open(os.devnull, os.O_RDWR)  # The lowest free descriptor: this one.
+    for name, descriptor, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    if not stdout_is_open:
+        print_error("os", "Standard output is closed, so results cannot be printed. To discard them, use >/dev/null")
+        sys.exit(2)
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def is_terminal() -> bool:
+    """Whether a person reads stdout."""
+    return sys.stdout.isatty()
 
 
 def write_line(line: bytes) -> None:
-    """One line of data."""
+    """One line of data: the exact bytes, or on a terminal the same with control characters escaped."""
+    if is_terminal():
+        line = escape_controls(line.decode("utf-8", "backslashreplace"), keep="\n").encode()
     try:
         sys.stdout.buffer.write(line + b"\n")
     except BrokenPipeError:
-        # The reader has seen enough (`| head`): that is no failure of ours.
+        # The reader has seen enough (`| head`): not a failure.
         silence_stdout()
         raise typer.Exit from None
 
 
 def silence_stdout() -> None:
-    """Send what is still to come nowhere; Python would otherwise complain about it at exit."""
+    """Discard further output; Python would otherwise report the broken pipe again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -52,33 +108,19 @@ def write_json(value: Any) -> None:
     write_line(msgspec.json.encode(value))
 
 
-def write_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table for people. Off a terminal it is as wide as its content: nothing is cut where a program reads it."""
-    console = Console(file=sys.stdout)
-    if not console.is_terminal:
-        console = Console(file=sys.stdout, width=10_000)
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
-    for row in rows:
-        table.add_row(*(Text("" if value is None else str(value)) for value in row))
-    console.print(table)
-
-
-def progress(items: Iterable[T], doing: str, total: int | None = None) -> Iterator[T]:
-    """The items, with a bar on stderr while they are gone through. Off a terminal there is no bar."""
-    if not words.is_terminal:
-        yield from items
-        return
-    columns = (SpinnerColumn(), TextColumn(doing), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=words, transient=True) as bar:
-        yield from bar.track(items, total=total, description=doing)
+def stdout_console() -> SafeConsole:
+    """A console for tables and trees on stdout. When it is not a terminal, lines are as long as their content."""
+    if is_terminal():
+        return SafeConsole(file=sys.stdout, markup=False, highlight=False)
+    return SafeConsole(file=sys.stdout, markup=False, highlight=False, width=10_000)
 
 
 class Overlong(bytes):
-    """The beginning of a line that is longer than the limit; the rest of it was passed over."""
+    """The beginning of a line that is longer than the limit; the rest of it was skipped."""
 
 
 def numbered_lines(file: BinaryIO, bytes_max: int) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file with their numbers from 1, blank ones left out. Only `\\n` ends a line.
+    """The lines of a file with their numbers from 1, without blank ones. Only `\\n` ends a line.
 
     A line beyond the limit comes as `Overlong`, so that no input can fill the memory.
     """

@@ -10,7 +10,8 @@ import typer
 
 from runstate.cli.daemon import Name, Place, reached, seen, show_stats
 from runstate.cli.options import AsJson, Limit
-from runstate.cli.output import Overlong, numbered_lines, words, write_json, write_line, write_table
+from runstate.cli.output import Overlong, numbered_lines, words, write_json, write_line
+from runstate.cli.tables import write_table
 from runstate.errors import InvalidTransition
 from runstate.models.canonical import parse
 from runstate.models.daemon import MaterializedState, QueueItem, scoped

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from runstate.cli.options import AsJson, ModelName, Url, existing
-from runstate.cli.output import progress, words, write_json, write_table
+from runstate.cli.options import AsJson, ModelName, Url, existing, parse_age
+from runstate.cli.output import words, write_json
+from runstate.cli.progress_display import track
+from runstate.cli.tables import write_table
 from runstate.errors import LogNotFound, StreamNotFound, UnknownModel
 from runstate.logs.archive.directory import ArchiveDirectory
 from runstate.logs.archive.log import ArchiveLog
@@ -22,9 +22,6 @@ from runstate.logs.registry import open_log
 from runstate.models.registry import find_model
 from runstate.retention import Archiver, Archiving, RunOutcome, check_archivable, infos
 from runstate.retention import restore as restored
-
-_unit_s = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
-_older_max_s = 100 * 365 * 86_400
 
 Streams = Annotated[
     list[str] | None,
@@ -56,7 +53,7 @@ def archive(
 
     Interrupted, simply run it again. Runs that are not over, or not old enough, stay.
     """
-    archiving = Archiving(before=moment_before(older_than), keep=keep, discard_files=discard_files, dry_run=dry_run)
+    archiving = Archiving(before=parse_age(older_than), keep=keep, discard_files=discard_files, dry_run=dry_run)
     directory = ArchiveDirectory(to)
     with ExitStack() as stack:
         store = stack.enter_context(existing(url, model))
@@ -103,17 +100,6 @@ def restore(
     raise typer.Exit(1 if told["refused"] else 0)
 
 
-def moment_before(older_than: str) -> datetime:
-    """The moment that lies a duration back: 30d, 12h, 45m, 90s, 2w."""
-    found = re.fullmatch(r"([0-9]{1,12})([smhdw])", older_than.strip())
-    if found is None:
-        raise typer.BadParameter(f"{older_than!r} is no duration: write a number and s, m, h, d or w, like 30d")
-    seconds = int(found[1]) * _unit_s[found[2]]
-    if seconds > _older_max_s:
-        raise typer.BadParameter(f"{older_than!r} is longer than anything was ever kept")
-    return datetime.now(UTC) - timedelta(seconds=seconds)
-
-
 _passed_over = {"recent": "not old enough", "unfinished": "not over"}
 _columns = ("stream", "outcome", "events", "bytes", "")
 
@@ -122,7 +108,7 @@ def _tell(outcomes: Iterator[RunOutcome], as_json: bool, doing: str, dry_run: bo
     """Print what became of each run, also of those before a failure; how many there were of each outcome."""
     told, events, rows = Counter[str](), 0, list[RunOutcome]()
     try:
-        for each in progress(outcomes, doing):
+        for each in track(outcomes, doing):
             told[each.outcome] += 1
             events += each.events
             if as_json:

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import secrets
 import shlex
-import signal
-import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.live import Live
-from rich.text import Text
 
+from runstate.cli.interrupts import stop_on_signals
 from runstate.cli.options import AsJson
-from runstate.cli.output import counted, words, write_json, write_table
+from runstate.cli.output import counted, words, write_json
+from runstate.cli.progress_display import Display, Progress, Watch
+from runstate.cli.tables import write_table
 from runstate.errors import LogNotFound, StreamNotFound
 from runstate.models.rundir import RUNDIR, RunDirectory, RunEvent
 from runstate.runtimes.orchestrator import Orchestrator, RunCancelled, RunExists, RunFailed, load_graph
 from runstate.runtimes.orchestrator.artifacts import ArtifactFiles, newest_items
-from runstate.runtimes.orchestrator.context import Progress
 from runstate.runtimes.orchestrator.pool import ProcessPool
 from runstate.runtimes.orchestrator.trail import RunStore
 from runstate.runtimes.telemetry import OtelTelemetry, Telemetry
@@ -32,6 +30,7 @@ from runstate.runtimes.telemetry import from_url as telemetry_from_url
 from runstate.store import open as open_store
 
 _terminal = ("COMPLETED", "FAILED", "CANCELLED")
+_watch_s = 1.0
 
 RunsDirectory = Annotated[Path, typer.Option("--runs", help="The directory of the run directories.")]
 RunName = Annotated[str, typer.Argument(help="The run: its id, or the path of its directory.", show_default=False)]
@@ -61,7 +60,8 @@ def run(
         orchestrator = _orchestrator(stack, place, runs, run_id, telemetry)
         words.print(f"run {run_id}")
         with _a_way_on(runs, run_id):
-            _report(orchestrator.start(parameters), as_json)
+            state = orchestrator.start(parameters)
+    _report(state, as_json)
 
 
 def resume(
@@ -85,10 +85,10 @@ def resume(
             finished = _finished(store.current_state(run_id))
         with _a_way_on(runs, run_id):
             state = orchestrator.resume(force=set(force or []))
-        _report(state, as_json)
-        again = len(_finished(state) - finished)
-        done_now = f"{counted(again, 'work item')} done now, the others were up to date"
-        words.print(done_now if again else "nothing had to be done")
+    _report(state, as_json)
+    again = len(_finished(state) - finished)
+    done_now = f"{counted(again, 'work item')} done now, the others were up to date"
+    words.print(done_now if again else "nothing had to be done")
 
 
 def status(
@@ -99,22 +99,27 @@ def status(
 ) -> None:
     """Show a run: its state, work items, artifacts and issues."""
     runs, run_id = _found(run_name, runs)
-    with _store(runs, create=False) as store:
+    stop = Event()
+    with _store(runs, create=False) as store, Watch() as watched, stop_on_signals(stop):
         while True:
-            _check_begun(store, runs, run_id)
-            # Asked before the state is read: an orchestrator that has just ended its run was not interrupted.
-            abandoned = ArtifactFiles(runs / run_id).is_abandoned()
-            state = store.current_state(run_id)
-            interrupted = abandoned and state.run_state not in _terminal
-            if watch and sys.stdout.isatty():
-                sys.stdout.write("\x1b[2J\x1b[H")
-            _report(state, as_json, interrupted)
-            if interrupted:
-                words.print(f"nobody works on it any more; {_way_on(runs, run_id)}")
-            if not watch or interrupted or state.run_state in _terminal:
-                return
-            sys.stdout.flush()
-            time.sleep(1.0)
+            state, interrupted = _look_at(store, runs, run_id)
+            if not watch or interrupted or state.run_state in _terminal or stop.is_set():
+                break
+            with watched.frame():
+                _report(state, as_json)
+            stop.wait(_watch_s)
+    _report(state, as_json, interrupted)
+    if interrupted:
+        words.print(f"nobody works on it any more; {_way_on(runs, run_id)}")
+
+
+def _look_at(store: RunStore, runs: Path, run_id: str) -> tuple[RunDirectory, bool]:
+    """The state of a run, and whether it was interrupted: nobody works on it, and it has not ended."""
+    _check_begun(store, runs, run_id)
+    # Asked before the state is read: an orchestrator that has just ended its run was not interrupted.
+    abandoned = ArtifactFiles(runs / run_id).is_abandoned()
+    state = store.current_state(run_id)
+    return state, abandoned and state.run_state not in _terminal
 
 
 def _orchestrator(
@@ -122,7 +127,9 @@ def _orchestrator(
 ) -> Orchestrator:
     graph = load_graph(place)
     store = stack.enter_context(_store(runs, create=True))
-    pool = ProcessPool(place)
+    progress = _RunProgress()
+    display = stack.enter_context(Display(lambda: progress))
+    pool = ProcessPool(place, display.relay())
     stack.callback(pool.close)
     listeners: list[Telemetry] = []
     for url in telemetry_urls or []:
@@ -139,12 +146,10 @@ def _orchestrator(
         run_id,
         runs / run_id,
         telemetry=list(listeners),
-        progress=_progress(stack),
+        progress=progress.update,
         place=place,
     )
-    for number in (signal.SIGINT, signal.SIGTERM):
-        previous = signal.signal(number, lambda *_: orchestrator.cancelled.set())
-        stack.callback(signal.signal, number, previous)
+    stack.enter_context(stop_on_signals(orchestrator.cancelled))
     return orchestrator
 
 
@@ -219,19 +224,23 @@ def _parameter(given: str) -> tuple[str, Any]:
         return name, value
 
 
-def _progress(stack: ExitStack) -> Progress | None:
-    """One line that says how far the run is; none off a terminal."""
-    if not words.is_terminal:
-        return None
-    live = stack.enter_context(Live(console=words, transient=True, refresh_per_second=8))
+class _RunProgress:
+    """How far a run is. The run only leaves its state here; the display's thread counts."""
 
-    def show(state: RunDirectory) -> None:
-        counts = Counter(item.status for item in state.work_items)
-        done = counts["finished"] + counts["skipped"]
-        running = ", ".join(f"{i.worker} {i.scope_key}" for i in state.work_items if i.status == "running")
-        live.update(Text(f"{state.run_state}  {done}/{len(state.work_items)} done  {running}"[: words.width - 1]))
+    def __init__(self) -> None:
+        self._state: RunDirectory | None = None
+        self._progress = Progress("starting")
 
-    return show
+    def update(self, state: RunDirectory) -> None:
+        self._state = state
+
+    def __rich__(self) -> Progress:
+        if self._state is not None:
+            items = tuple(self._state.work_items)
+            running = ", ".join(f"{item.worker} {item.scope_key}" for item in items if item.status == "running")
+            done = sum(item.status in ("finished", "skipped") for item in items)
+            self._progress.doing = f"{self._state.run_state}  {done}/{len(items)} done  {running}"
+        return self._progress
 
 
 def _report(state: RunDirectory, as_json: bool, interrupted: bool = False) -> None:

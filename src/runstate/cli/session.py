@@ -11,7 +11,9 @@ import typer
 
 from runstate.cli import integrity, session_tree
 from runstate.cli.options import AsJson, Limit, Url
-from runstate.cli.output import progress, visible, words, write_json, write_line, write_table
+from runstate.cli.output import words, write_json, write_line
+from runstate.cli.progress_display import track
+from runstate.cli.tables import write_table
 from runstate.errors import StreamNotFound, Unsupported
 from runstate.logs.disk import RealDisk, write_new
 from runstate.logs.log import EventLog
@@ -65,7 +67,7 @@ def list_(
             (
                 (
                     f.session_id,
-                    visible(f.title or ""),
+                    f.title or "",
                     f.status,
                     f.last_event_index + 1,
                     f.tip,
@@ -99,7 +101,7 @@ def show(url: Url, session: SessionName, as_json: AsJson = False) -> None:
             }
         )
         return
-    words.print(f"{state.session_id}: {visible(state.title or 'no title')}, {state.last_event_index + 1} events")
+    words.print(f"{state.session_id}: {state.title or 'no title'}, {state.last_event_index + 1} events")
     runs = [(run, _run(seen, run)) for run in state.runs]
     write_table(
         ("run", "workflow", "status", "nodes", "leaves", "preferred tip", "says"),
@@ -111,7 +113,7 @@ def show(url: Url, session: SessionName, as_json: AsJson = False) -> None:
     gaps = [(name, state.gaps[name]) for name in seen.open_gaps()]
     if gaps:
         columns = ("open gap", "severity", "reason", "node", "summary")
-        write_table(columns, ((name, g.severity, g.reason, g.node_id, visible(g.summary)) for name, g in gaps))
+        write_table(columns, ((name, g.severity, g.reason, g.node_id, g.summary) for name, g in gaps))
 
 
 @app.command("tree")
@@ -251,16 +253,12 @@ def verify(
         if session is not None and log.stream(session) is None:
             raise StreamNotFound(f"There is no session {session!r}", stream=session)
         names = [session] if session is not None else [head.stream for head in log.heads(versions=False)]
-        found = [finding for name in progress(names, "verifying") for finding in findings(log, SessionId(name))]
+        found = [finding for name in track(names, "verifying") for finding in findings(log, SessionId(name))]
         found += [] if session is not None else [*log.verify_rest()]
     for finding in found:
         damage += finding.severity == "damage"
         warnings += finding.severity == "warning"
-        if as_json:
-            write_json(finding)
-        else:
-            where = ":".join(str(part) for part in (finding.stream, finding.seq) if part is not None)
-            write_line(f"{where or url}: {finding.code}: {finding.message}".encode())
+        integrity.write_finding(finding, as_json, url)
     words.print(f"{damage} damaged, {warnings} warnings" if damage or warnings else "intact")
     raise typer.Exit(1 if damage else 0)
 
@@ -313,7 +311,7 @@ def _run(seen: Projections, run: ids.RunId) -> dict[str, object]:
 
 
 def _first_line(notes: object) -> str:
-    return visible(str(notes).partition("\n")[0][:60]) if notes else ""
+    return str(notes).partition("\n")[0][:60] if notes else ""
 
 
 def _read(file: Path | None) -> bytes:
@@ -335,6 +333,6 @@ def _write_place(place: Place, as_json: bool) -> None:
     if as_json:
         write_json(place)
         return
-    step = "the workflow has ended here" if place.step is None else f"at {place.step.id}: {visible(place.step.title)}"
+    step = "the workflow has ended here" if place.step is None else f"at {place.step.id}: {place.step.title}"
     words.print(f"{place.run_id}, {place.node_id}, {step}")
     write_table(("token", ""), (("state", place.state_token), ("ack", place.ack_token)))

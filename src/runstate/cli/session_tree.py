@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
-from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from runstate.cli.output import visible, words, write_json
+from runstate.cli.output import stdout_console, words, write_json
 from runstate.errors import RunstateError
 from runstate.logs.log import EventLog
+from runstate.models.escaping import escape_controls
 from runstate.models.session import Projections
 from runstate.models.session.ids import NodeId, RunId
 from runstate.runtimes.session.places import standing
@@ -34,10 +32,7 @@ def draw(log: EventLog, seen: Projections, run: RunId, limit: int) -> None:
         if stretch.hidden_forks:
             branch.add(Text(f"… older forks: {stretch.hidden_forks}", "dim"))
         begun += [(branch, fork) for fork in reversed(stretch.forks)]
-    console = Console(file=sys.stdout, highlight=False)
-    if not console.is_terminal:
-        console = Console(file=sys.stdout, width=10_000, highlight=False)
-    console.print(head)
+    stdout_console().print(head)
     if drawn < total:
         words.print(f"{drawn} of {total} lines of nodes; --limit {total} shows them all")
 
@@ -90,4 +85,4 @@ def _doing(log: EventLog, seen: Projections, tip: NodeId) -> str:
     except RunstateError as error:
         return f"unreadable: {error.code}"
     step = None if found.snapshot.step_id is None else found.workflow.step(found.snapshot.step_id)
-    return "" if step is None else f"at {step.id}: {visible(step.title)}"
+    return "" if step is None else escape_controls(f"at {step.id}: {step.title}")

@@ -2,63 +2,132 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from itertools import islice
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from runstate.cli.options import AsJson, Limit, ModelName, Stream, Url, existing
-from runstate.cli.output import counted, progress, words, write_json, write_line, write_table
-from runstate.errors import LogDamaged, NotWritable, RunstateError, StreamNotFound
-from runstate.logs.log import StoredSnapshot, StreamInfo
+from runstate.cli.options import AsJson, Limit, ModelName, Stream, Url, existing, parse_since, parse_time
+from runstate.cli.output import counted, words, write_json, write_line
+from runstate.cli.progress_display import track
+from runstate.cli.tables import write_table
+from runstate.errors import LogDamaged, NotWritable, RunstateError, StreamNotFound, Unsupported
+from runstate.logs.log import Capability, StoredSnapshot, StreamInfo
 from runstate.store import Store
+
+
+class SortBy(StrEnum):
+    """What a list of streams is sorted by."""
+
+    STREAM = "stream"
+    EVENTS = "events"
+    FIRST = "first"
+    LAST = "last"
+
+
+_sort_keys: dict[SortBy, Callable[[StreamInfo], Any]] = {
+    SortBy.STREAM: lambda info: info.stream,
+    SortBy.EVENTS: lambda info: info.events,
+    SortBy.FIRST: lambda info: info.first_persisted_at,
+    SortBy.LAST: lambda info: info.last_persisted_at,
+}
 
 
 def streams(
     url: Url,
+    status: Annotated[str | None, typer.Option("--status", help="Only streams in this status: FAILED.")] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Only streams of this tenant.")] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", help="Only streams written to since: 2h, 7d, 2026-11-15T09:30:00Z.")
+    ] = None,
+    like: Annotated[str | None, typer.Option("--like", help="Only ids that match this pattern: 'run-00*'.")] = None,
+    sort: Annotated[SortBy, typer.Option("--sort", help="Sort by id, events, first or last event.")] = SortBy.STREAM,
+    reverse: Annotated[bool, typer.Option("--reverse", "-r", help="Sort in descending order.")] = False,
     after: Annotated[str, typer.Option("--after", help="Only streams with a higher id.")] = "",
     limit: Limit = 1000,
     model: ModelName = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the streams: their status as last kept, how many events, and when."""
+    """List streams: id, status, events, tenant and times. Filter, sort and limit them."""
+    moment = None if since is None else parse_since(since)
     with existing(url, model) as store:
-        found = store.log.streams(after=after, limit=limit)
-        rows = [(info, _status(store, info.stream)) for info in found]
+        chosen: Iterable[StreamInfo] = filter(
+            lambda info: _is_chosen(info, tenant, moment, like), _all_streams(store, after)
+        )
+        if sort is not SortBy.STREAM or reverse:
+            chosen = sorted(chosen, key=_sort_keys[sort], reverse=reverse)
+        rows = ((info, _status(store, info.stream)) for info in chosen)
+        wanted = ((info, found) for info, found in rows if status is None or found.lower() == status.lower())
+        found = list(islice(wanted, limit + 1))
+        more, found = len(found) > limit, found[:limit]
         if as_json:
-            for info, status in rows:
-                write_json({**msgspec.to_builtins(info), "status": status})
-        else:
-            columns = ("stream", "status", "last seq", "events", "tenant", "first stored", "last stored")
-            write_table(columns, (_row(info, status) for info, status in rows))
-        if not found:
-            words.print("0 streams" + (f" after {after}" if after else ""))
-        if len(found) == limit:
-            words.print(f"stopped at --limit {limit}; go on with --after {found[-1].stream}")
+            for info, stream_status in found:
+                write_json({**msgspec.to_builtins(info), "status": stream_status})
+        elif found:
+            columns = ("stream", "status", "last seq", "events", "last stored", "tenant", "first stored")
+            write_table(columns, (_row(info, stream_status) for info, stream_status in found))
+    if not found:
+        is_filtered = status or tenant or since or like or after
+        words.print("0 streams" + (" match" if is_filtered else ""))
+    if more:
+        onward = f"continue with --after {found[-1][0].stream}" if sort is SortBy.STREAM and not reverse else "raise it"
+        words.print(f"stopped at --limit {limit}; {onward}")
+
+
+def _all_streams(store: Store[Any, Any, Any], after: str) -> Iterator[StreamInfo]:
+    while page := store.log.streams(after=after):
+        yield from page
+        after = page[-1].stream
+
+
+def _is_chosen(info: StreamInfo, tenant: str | None, since: datetime | None, like: str | None) -> bool:
+    return (
+        (tenant is None or info.tenant == tenant)
+        and (since is None or datetime.fromisoformat(info.last_persisted_at) >= since)
+        and (like is None or fnmatchcase(info.stream, like))
+    )
 
 
 def snapshot(
     url: Url,
     stream: Stream,
-    project: Annotated[bool, typer.Option("--project", help="Fold the log now, whatever is kept.")] = False,
+    project: Annotated[
+        bool, typer.Option("--project", help="Fold the log from its first event, whatever is stored.")
+    ] = False,
+    stored: Annotated[
+        bool, typer.Option("--stored", help="Print the stored snapshot as it is, and how far it is behind the log.")
+    ] = False,
     at_seq: Annotated[int | None, typer.Option("--at-seq", min=0, help="The state after this event.")] = None,
     at_time: Annotated[
         str | None, typer.Option("--at-time", help="The state at this time: 2026-11-15T09:30:00Z.")
     ] = None,
     model: ModelName = None,
-    as_json: AsJson = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the exact bytes of the state, on one line.")] = False,
 ) -> None:
-    """Print a stream's state: as kept with the last append, folded afresh, or as it was. --json: its exact bytes."""
-    if at_seq is not None and at_time is not None:
-        raise typer.BadParameter("--at-seq and --at-time are two ways to say one thing; give one of them")
+    """Print a stream's state: now, as stored, folded from its first event, or at an earlier point."""
+    if sum([project, stored, at_seq is not None, at_time is not None]) > 1:
+        raise typer.BadParameter("give one of --project, --stored, --at-seq and --at-time")
     with existing(url, model) as store:
         if project or at_seq is not None or at_time is not None:
             _refuse_beyond(store, stream, at_seq)
-            body = store.model.dump(store.snapshot_at(stream, seq=at_seq, at=_moment(at_time)))
+            body = store.model.dump(
+                store.snapshot_at(stream, seq=at_seq, at=None if at_time is None else parse_time(at_time))
+            )
+        elif stored:
+            found = _load_stored(store, stream)
+            info, body = store.log.stream(stream), found.body
+            if info is not None and info.last_seq > found.seq:
+                words.print(f"stored at seq {found.seq}; the log is at {info.last_seq}")
         else:
-            body = _kept(store, stream).body
+            state = store.get_snapshot(stream)
+            if state is None:
+                raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+            body = store.model.dump(state)
     write_line(body if as_json else msgspec.json.format(body, indent=2))
 
 
@@ -86,23 +155,27 @@ def diff(
 def replay(
     url: Url,
     stream: Annotated[str | None, typer.Argument(help="One stream; default: all.", show_default=False)] = None,
-    check: Annotated[bool, typer.Option("--check", help="Change nothing; compare with what is kept.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; compare with what is stored.")] = False,
     model: ModelName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild snapshots from the log; with --check compare them byte for byte. Exit code 1 when one differs."""
-    done = compared = wrong = 0
+    """Rebuild snapshots from the log. --check compares the stored ones byte for byte instead.
+
+    Exit code 1 if a stream could not be folded; with --check also if a snapshot is missing or wrong, or if there was
+    nothing to compare.
+    """
+    done = wrong = behind = 0
     with existing(url, model) as store:
-        for name in progress(_names(store, stream), "checking" if check else "replaying"):
+        if Capability.SNAPSHOTS not in store.log.capabilities:
+            raise Unsupported(f"{url[:80]!r} stores no snapshots; 'runstate verify' checks its events")
+        for name in track(_names(store, stream), "checking" if check else "replaying"):
             done += 1
             try:
-                if not check:
+                if check:
+                    behind += _check_snapshot(store, name)
+                else:
                     store.rebuild_snapshot(name)
-                elif (kept := store.snapshots.stored(name)) is not None:
-                    compared += 1
-                    if _again(store, name, kept) != kept.body:
-                        raise LogDamaged(f"The snapshot at {kept.seq} is not what the log gives", seq=kept.seq)
-            except RunstateError as error:  # One bad stream does not keep the others from being looked at.
+            except RunstateError as error:  # One bad stream does not keep the others from being checked.
                 if isinstance(error, NotWritable) and done == 1:
                     raise  # Nor can any other be written, as a rule: say it once.
                 wrong += 1
@@ -110,23 +183,30 @@ def replay(
                     write_json({"stream": name, **error.as_data()})
                 else:
                     write_line(f"{name}: {error.code}: {error}".encode())
-    if check:
-        words.print(
-            f"{counted(done, 'stream')}: {compared} compared, {done - compared} without a snapshot, {wrong} wrong"
-        )
+    if not done:
+        words.print(f"nothing to {'compare' if check else 'replay'}: the log has no streams")
+    elif check:
+        late = f" ({behind} behind the log, right as far as they go)" if behind else ""
+        words.print(f"{counted(done, 'stream')}: {done - wrong} right{late}, {wrong} wrong")
     else:
-        words.print(f"{counted(done - wrong, 'stream')} replayed" + (f", {wrong} could not be" if wrong else ""))
-    raise typer.Exit(1 if wrong else 0)
+        words.print(f"{counted(done - wrong, 'stream')} replayed" + (f", {wrong} failed" if wrong else ""))
+    raise typer.Exit(1 if wrong or (check and not done) else 0)
 
 
-def _moment(text: str | None) -> datetime | None:
-    try:
-        moment = None if text is None else datetime.fromisoformat(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is no time; write it like 2026-11-15T09:30:00Z") from error
-    if moment is not None and moment.tzinfo is None:
-        raise typer.BadParameter(f"{text!r} has no zone; write it like 2026-11-15T09:30:00Z")
-    return moment
+def _check_snapshot(store: Store[Any, Any, Any], stream: str) -> bool:
+    """Compare a stored snapshot with what the log gives at its seq. Returns whether it is behind the log.
+
+    Raises:
+        LogDamaged: it differs, was changed, or none is stored.
+    """
+    stored = _load_stored(store, stream)
+    if store.model.dump(store.snapshot_at(stream, seq=stored.seq)) != stored.body:
+        raise LogDamaged(
+            f"The snapshot at seq {stored.seq} differs from what the log gives; rebuild it with 'runstate replay'",
+            seq=stored.seq,
+        )
+    info = store.log.stream(stream)
+    return info is not None and stored.seq < info.last_seq
 
 
 def _refuse_beyond(store: Store[Any, Any, Any], stream: str, *seqs: int | None) -> None:
@@ -137,57 +217,54 @@ def _refuse_beyond(store: Store[Any, Any, Any], stream: str, *seqs: int | None) 
             raise typer.BadParameter(f"the stream {stream!r} ends at seq {info.last_seq}; it has no {seq}")
 
 
-def _kept(store: Store[Any, Any, Any], stream: str) -> StoredSnapshot:
-    """
+def _load_stored(store: Store[Any, Any, Any], stream: str) -> StoredSnapshot:
+    """The stored snapshot of a stream.
+
     Raises:
-        StreamNotFound: there is no stream, or nothing that this version of the model has kept of it.
+        StreamNotFound: there is no such stream.
+        LogDamaged: no snapshot is stored, or it is not what was saved, or it is of another version of the model.
     """
-    if store.log.stream(stream) is None:
+    info = store.log.stream(stream)
+    if info is None:
         raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-    model = store.model
-    stored = store.log.load_snapshot(stream, model.name)
-    if stored is None:
-        raise StreamNotFound(f"No snapshot of {stream!r} is kept; --project folds it from the log", stream=stream)
-    if stored.version != model.version:
-        raise StreamNotFound(
-            f"The snapshot of {stream!r} is of version {stored.version} of the model {model.name!r}, which is at "
-            f"version {model.version} now; --project folds it from the log, `runstate replay` keeps it anew",
-            stream=stream,
-        )
+    stored = store.snapshots.stored(stream)
+    if stored is None or stored.seq > info.last_seq:
+        raise LogDamaged(f"{_why_unusable(store, stream)}; rebuild it with 'runstate replay'", stream=stream)
     return stored
 
 
-def _again(store: Store[Any, Any, Any], stream: str, kept: StoredSnapshot) -> bytes:
-    return store.model.dump(store.snapshot_at(stream, seq=kept.seq))
+def _why_unusable(store: Store[Any, Any, Any], stream: str) -> str:
+    model, stored = store.model, store.log.load_snapshot(stream, store.model.name)
+    if stored is not None and stored.version != model.version:
+        return f"The snapshot is of version {stored.version} of the model {model.name!r}, which is at {model.version}"
+    if stored is not None and stored.is_intact:
+        return f"The snapshot is at seq {stored.seq}, beyond the end of the stream"
+    changed = next((finding for finding in store.log.verify(stream) if finding.code.startswith("snapshot.")), None)
+    if stored is not None or changed is not None:
+        return "The stored snapshot is not what was saved"
+    return "No snapshot is stored"
 
 
 def _names(store: Store[Any, Any, Any], stream: str | None) -> Iterator[str]:
-    if stream is not None:
-        if store.log.stream(stream) is None:
-            raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-        yield stream
+    if stream is None:
+        yield from (info.stream for info in _all_streams(store, ""))
         return
-    after = ""
-    while page := store.log.streams(after=after):
-        yield from (info.stream for info in page)
-        after = page[-1].stream
+    if store.log.stream(stream) is None:
+        raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+    yield stream
 
 
 def _status(store: Store[Any, Any, Any], stream: str) -> str:
-    state = store.get_snapshot(stream)
+    try:
+        state = store.get_snapshot(stream)
+    except RunstateError as error:  # A list shows what is there, also what cannot be folded.
+        return f"? {error.code}"
     return "" if state is None else store.model.status(state)
 
 
 def _row(info: StreamInfo, status: str) -> tuple[Any, ...]:
-    return (
-        info.stream,
-        status,
-        info.last_seq,
-        info.events,
-        info.tenant,
-        info.first_persisted_at,
-        info.last_persisted_at,
-    )
+    times = info.last_persisted_at, info.first_persisted_at
+    return info.stream, status, info.last_seq, info.events, times[0], info.tenant, times[1]
 
 
 def _brief(value: Any) -> str:

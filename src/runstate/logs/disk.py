@@ -14,6 +14,7 @@ Errors are plain `OSError`s with an errno, and the two classes below. A log tran
 import errno
 import fcntl
 import os
+import re
 import secrets
 import stat
 import sys
@@ -26,7 +27,10 @@ import filelock
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 TEMP_SUFFIX = ".tmp"
-"""What the name of every temporary file ends with. Whoever holds the log's lock may remove them all."""
+TEMP = rf"\.[0-9a-f]{{16}}{re.escape(TEMP_SUFFIX)}"
+"""What `Disk.temp_name` adds to a name, as a regular expression. A file whose name ends otherwise is not a temporary
+file of ours, and is never removed."""
+_temp_pattern = re.compile(f"(.+){TEMP}")
 
 
 class PoisonedHandle(OSError):
@@ -66,6 +70,12 @@ class Disk(Protocol):
 
     def exists(self, path: PurePath) -> bool: ...
 
+    def is_directory(self, path: PurePath) -> bool:
+        """Whether a directory is there. A symlink is not a directory, wherever it leads."""
+
+    def is_writable(self, path: PurePath) -> bool:
+        """Whether this process may create files in a directory, as far as its permissions tell."""
+
     def stamp(self, path: PurePath) -> tuple[int, str]:
         """A file's size, and a text that changes whenever the file does, or is another one."""
 
@@ -78,7 +88,8 @@ class Disk(Protocol):
         OSError (EXDEV): the directories differ, so that no single sync could make the rename durable.
         """
 
-    def remove(self, path: PurePath) -> None: ...
+    def remove(self, path: PurePath) -> None:
+        """Remove a file, or a symlink but not what it leads to. IsADirectoryError: a directory is there."""
 
     def make_directory(self, path: PurePath) -> None: ...
 
@@ -98,7 +109,7 @@ class Disk(Protocol):
         """
 
     def temp_name(self, path: PurePath) -> PurePath:
-        """A name beside `path` that nobody else uses, ending in TEMP_SUFFIX."""
+        """A name beside `path` that nobody else uses: the name of `path`, and what `TEMP` describes."""
 
 
 class File:
@@ -205,6 +216,12 @@ def replace_durably(disk: Disk, path: PurePath, data: bytes) -> None:
     disk.sync_directory(path.parent)
 
 
+def temp_target(name: str) -> str | None:
+    """The name of the file that a temporary file was to become; None if `Disk.temp_name` does not make such names."""
+    found = _temp_pattern.fullmatch(name)
+    return None if found is None else found[1]
+
+
 class RealDisk:
     """The disk of this machine. Files are created with mode 0600, directories with 0700.
 
@@ -232,6 +249,15 @@ class RealDisk:
     def exists(self, path: PurePath) -> bool:
         return os.path.exists(path)
 
+    def is_directory(self, path: PurePath) -> bool:
+        try:
+            return stat.S_ISDIR(os.lstat(path).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def is_writable(self, path: PurePath) -> bool:
+        return os.access(path, os.W_OK | os.X_OK)
+
     def stamp(self, path: PurePath) -> tuple[int, str]:
         found = os.stat(path)
         return found.st_size, f"{found.st_ino:x}.{found.st_mtime_ns:x}.{found.st_size:x}"
@@ -245,7 +271,12 @@ class RealDisk:
         os.rename(source, target)
 
     def remove(self, path: PurePath) -> None:
-        os.unlink(path)
+        try:
+            os.unlink(path)
+        except PermissionError:
+            if self.is_directory(path):  # What macOS reports where Linux says EISDIR.
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
+            raise
 
     def make_directory(self, path: PurePath) -> None:
         parent = self._mode_around(path)

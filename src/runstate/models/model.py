@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
 from runstate.errors import InvalidStream, ModelFailed, RunstateError
 from runstate.models.activity import Activity
-from runstate.models.canonical import canonical, digest
+from runstate.models.canonical import canonical, digest, parse
 from runstate.models.envelope import Envelope
 from runstate.models.places import where
 
@@ -132,6 +132,15 @@ class ColumnFold(Protocol):
         """
 
 
+class Description(msgspec.Struct, frozen=True):
+    """An event in a few words, for a list of events."""
+
+    subject: str
+    """What the event is about within its stream: a step, a work item, a node; empty for the stream itself."""
+    details: Any
+    """What else it says, as JSON values."""
+
+
 class Model(ABC, Generic[W, E, S]):
     """What the events of one kind of run mean.
 
@@ -143,6 +152,8 @@ class Model(ABC, Generic[W, E, S]):
     """Raise it with every change of the fold or the state: snapshots of another version are rebuilt."""
     seq_name: ClassVar[str] = "seq"
     """What this model's JSON calls the sequence number."""
+    assigned_names: ClassVar[frozenset[str]] = frozenset()
+    """Members of a stored line that the log assigns, and that a producer leaves out."""
 
     @abstractmethod
     def parse(self, line: bytes) -> W:
@@ -151,6 +162,17 @@ class Model(ABC, Generic[W, E, S]):
         Raises:
             InvalidJson, InvalidEvent: what is wrong, and where in the document.
         """
+
+    def parse_stored(self, line: bytes) -> W:
+        """The event of a stored line, as its producer would write it to append it to another log.
+
+        Raises:
+            InvalidJson, InvalidEvent: the line is not an event of this model.
+        """
+        members = parse(line)
+        if isinstance(members, dict):
+            line = msgspec.json.encode({n: value for n, value in members.items() if n not in self.assigned_names})
+        return self.parse(line)
 
     def check_line(self, line: bytes) -> None:
         """Check a line of either shape: as a producer writes it, or as a log has stored it.
@@ -267,12 +289,25 @@ class Model(ABC, Generic[W, E, S]):
         """Whether nothing more is expected of the stream. Retention takes no other; by default, it takes none."""
         return False
 
+    def describe(self, event: E) -> Description:
+        """What a list of events shows about an event. By default everything, about no subject in particular."""
+        return Description("", msgspec.to_builtins(event, str_keys=True))
+
     def activities(self, event: E) -> list[Activity]:
         """What the event says about work being done, for reports. Never raises, whatever the event holds."""
         return []
 
 
 AnyModel = Model[Any, Any, Any]
+
+
+def describe_members(members: Mapping[str, Any], *subject_names: str) -> Description:
+    """The members of an event: the first text under one of the names is its subject, the others are its details."""
+    for name in subject_names:
+        if isinstance(subject := members.get(name), str) and subject:
+            return Description(subject, {n: value for n, value in members.items() if n != name})
+    return Description("", dict(members))
+
 
 # Slashes and `..` would leave a log's directory, control characters would break its lines, and what is
 # longer than this makes no file name once a suffix is added.

@@ -19,7 +19,7 @@ import msgspec
 from runstate.errors import InvalidEvent, InvalidJson
 from runstate.models.canonical import canonical, check_value, parse
 from runstate.models.envelope import Envelope
-from runstate.models.model import Draft, Model, S, check_stream, stable_uuid
+from runstate.models.model import Description, Draft, Model, S, check_stream, stable_uuid
 
 T = TypeVar("T")
 
@@ -47,6 +47,7 @@ class Fact(msgspec.Struct, Generic[T], frozen=True, rename="camel", omit_default
 class TaggedModel(Model[Fact[T], Fact[T], S], Generic[T, S]):
     """A model whose events are tagged `msgspec` structs. A subclass names them and writes `evolve`."""
 
+    assigned_names = frozenset({"seq", "persistedAt"})
     events: ClassVar[Any]
     """The union of the event structs."""
     state: ClassVar[Any]
@@ -104,6 +105,11 @@ class TaggedModel(Model[Fact[T], Fact[T], S], Generic[T, S]):
     def decode(self, body: bytes) -> Fact[T]:
         fact: Fact[T] = self._decoder.decode(body)
         return fact
+
+    def describe(self, event: Fact[T]) -> Description:
+        members = msgspec.to_builtins(event.event, str_keys=True)
+        members.pop(type(event.event).__struct_config__.tag_field, None)  # type: ignore[attr-defined]
+        return Description("", members)
 
     def dump(self, state: S) -> bytes:
         return canonical(msgspec.to_builtins(state, str_keys=True, order="sorted"))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import html
 import math
 
+from runstate.models.escaping import escape_controls
+
 text_chars_max = 1000
 """Characters of one text on the page. Longer ones are cut, with a mark."""
 
@@ -42,12 +44,8 @@ def joined(*parts: str) -> Html:
 
 
 def safe(text: str) -> Html:
-    """Text from outside as markup: escaped, bounded, and with what cannot be seen made visible."""
-    text = shortened(text, text_chars_max)
-    if not text.isprintable():
-        # A direction mark could turn a line around, and a lone surrogate cannot be written at all.
-        text = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
-    return Html(html.escape(text))
+    """Text from outside as markup: bounded, escaped, and with invisible and control characters made visible."""
+    return Html(html.escape(escape_controls(shortened(text, text_chars_max))))
 
 
 def identity(text: str) -> Html:

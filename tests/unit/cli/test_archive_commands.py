@@ -11,7 +11,7 @@ import typer
 from tests.commands import Cli
 from tests.fleets import histories
 
-from runstate.cli.retention import moment_before
+from runstate.cli.options import parse_age
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_finished_runs_are_archived_read_and_restored(filled: Cli) -> None:
     assert filled("snapshot", "archive:old", "engine-0-0001", "--project", "--json").out == snapshot
     assert len(filled("streams", "archive:old", "--json").rows) == 3
     assert filled("verify", "archive:old").code == 0
-    assert filled("replay", "archive:old", "--check").code == 0
+    assert filled("replay", "archive:old", "--check").code == 2
     again = filled("archive", "sqlite:log.db", "--to", "old", "--older-than", "0s", "--json")
     assert (again.code, again.out) == (0, "")
     back = filled("restore", "old", "sqlite:log.db", "--json")
@@ -113,10 +113,10 @@ def test_a_refused_run_is_named_and_gives_exit_code_1(filled: Cli) -> None:
     ],
 )
 def test_durations_are_written_as_people_write_them(text: str, back: timedelta) -> None:
-    assert abs(moment_before(text) - (datetime.now(UTC) - back)) < timedelta(seconds=60)
+    assert abs(parse_age(text) - (datetime.now(UTC) - back)) < timedelta(seconds=60)
 
 
 @pytest.mark.parametrize("text", ["", "30", "d", "-1d", "1.5d", "30 days", "1y", "99999999w", "999999999999d", "٣d"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter):
-        moment_before(text)
+        parse_age(text)

@@ -1,4 +1,4 @@
-"""append, with the wrong model: for its input, or for what the stream holds."""
+"""append: the wrong model, for its input or for what the stream holds; and what fetch has printed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import runstate
 from runstate.models.engine import RunEventWrite
 from runstate.models.engine.events import members_json
 
@@ -82,3 +83,39 @@ def test_models_may_share_a_log_in_streams_of_their_own(
     for _ in range(2):
         assert cli("append", "sqlite:log.db", "--model", "rundir", stdin=of_rundir).code == 0
         assert cli("append", "sqlite:log.db", stdin=members_json(write(run="r-1"))).code == 0
+
+
+@pytest.mark.parametrize("name", ["daemon", "engine", "rundir", "session"])
+def test_what_fetch_prints_can_be_appended_to_another_log(cli: Cli, golden: Path, name: str) -> None:
+    history = {
+        "daemon": "daemon_events.ndjson",
+        "engine": "engine_history.ndjson",
+        "rundir": "rundir_events.ndjson",
+        "session": "session_events.jsonl",
+    }
+    with runstate.open("sqlite:from.db", name) as store:
+        lines = (golden / history[name]).read_bytes().strip().split(b"\n")
+        store.append_events([store.model.parse_stored(line) for line in lines])
+        info = max(store.log.streams(), key=lambda info: info.events)
+    fetched = cli("fetch", "sqlite:from.db", info.stream, "--model", name)
+    outcome = cli("append", "sqlite:to.db", "--model", name, stdin=fetched.out.encode())
+    assert (outcome.code, len(outcome.rows)) == (0, info.events)
+    again = cli("fetch", "sqlite:to.db", info.stream, "--model", name).rows
+    assert [_content(row) for row in again] == [_content(row) for row in fetched.rows]
+
+
+def test_what_fetch_prints_of_a_model_of_ones_own_can_be_appended(cli: Cli, of_door: bytes) -> None:
+    model = ("--model", "door.py:Door")
+    cli("append", "sqlite:from.db", *model, stdin=of_door)
+    fetched = cli("fetch", "sqlite:from.db", stream, *model)
+    assert cli("append", "sqlite:to.db", *model, stdin=fetched.out.encode()).code == 0
+    assert [_content(row) for row in cli("fetch", "sqlite:to.db", stream, *model).rows] == [
+        _content(row) for row in fetched.rows
+    ]
+
+
+def _content(row: dict[str, Any]) -> dict[str, Any]:
+    """A record without what the log assigns."""
+    assigned = {"persistedAt", "emittedAt", "ts", "prev_hash", "event_hash"}
+    event = {name: value for name, value in row["event"].items() if name not in assigned}
+    return {name: value for name, value in row.items() if name not in assigned} | {"event": event}

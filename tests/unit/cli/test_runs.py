@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import runstate
+from runstate.cli import runs
 from runstate.logs.disk import Lock
 from runstate.models.rundir import RUNDIR, RunEvent
 from runstate.runtimes.orchestrator.artifacts import ArtifactFiles
@@ -98,14 +99,14 @@ def test_a_run_of_somebody_elses_making_is_not_called_interrupted(cli: Cli) -> N
 def test_watching_ends_when_nobody_works_on_the_run_any_more(
     cli: Cli, held: Lock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pauses: list[float] = []
+    really = runs._report
 
-    def kill_in_the_pause(seconds: float) -> None:
-        assert not pauses, "still watching"
-        pauses.append(seconds)
+    def kill_after_the_first_frame(*arguments: Any) -> None:
+        really(*arguments)
         held.release()
 
-    monkeypatch.setattr("runstate.cli.runs.time.sleep", kill_in_the_pause)
+    monkeypatch.setattr(runs, "_watch_s", 0.0)
+    monkeypatch.setattr(runs, "_report", kill_after_the_first_frame)
     watched = cli("status", "r", "--watch", "--json")
     assert (watched.code, [row["interrupted"] for row in watched.rows]) == (0, [False, True])
     assert "go on with: runstate resume runs/r" in watched.err

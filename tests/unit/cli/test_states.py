@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from tests.commands import Cli
 
+import runstate
+
 door = """
 import msgspec
 from runstate import Alert, TaggedModel
@@ -78,12 +80,13 @@ def test_a_time_that_is_none_is_refused_with_an_example(front: Cli, time: str) -
 
 def test_a_snapshot_of_another_version_is_told_as_such(front: Cli) -> None:
     newer = write_door("newer", version=('"door", 1', '"door", 2'))
-    refused = front("snapshot", "sqlite:doors.db", "front", *newer)
-    assert (refused.code, refused.out) == (3, "")
-    assert "is of version 1 of the model 'door', which is at version 2 now" in refused.err
-    assert "`runstate replay` keeps it anew" in refused.err
-    assert front("replay", "sqlite:doors.db", *newer).code == 0
     assert front("snapshot", "sqlite:doors.db", "front", *newer).code == 0
+    refused = front("snapshot", "sqlite:doors.db", "front", "--stored", *newer)
+    assert (refused.code, refused.out) == (1, "")
+    assert "is of version 1 of the model 'door', which is at 2; rebuild it with 'runstate replay'" in refused.err
+    assert front("replay", "sqlite:doors.db", "--check", *newer).code == 1
+    assert front("replay", "sqlite:doors.db", *newer).code == 0
+    assert front("snapshot", "sqlite:doors.db", "front", "--stored", *newer).code == 0
 
 
 @pytest.mark.parametrize("command", [("snapshot", "--project"), ("diff", "--from", "0", "--to", "1")])
@@ -97,13 +100,34 @@ def test_an_empty_log_has_no_streams_and_says_so(cli: Cli) -> None:
     Path("empty").mkdir()
     assert cli("streams", "ndjson:empty").err == "0 streams\n"
     assert cli("streams", "ndjson:empty", "--json").out == ""
-    assert "0 streams" in cli("verify", "ndjson:empty").err
+    assert cli("verify", "ndjson:empty").err == "nothing to verify: the log has no streams\n"
 
 
 def test_a_log_that_is_not_empty_is_simply_intact(front: Cli) -> None:
-    assert front("verify", "sqlite:doors.db").err == "intact\n"
+    assert front("verify", "sqlite:doors.db", *model).err == "intact\n"
     assert front("streams", "sqlite:doors.db", *model).err == ""
     assert front("replay", "sqlite:doors.db", *model).err == "1 stream replayed\n"
+
+
+def test_a_log_that_the_model_cannot_read_is_not_intact(front: Cli) -> None:
+    outcome = front("verify", "sqlite:doors.db")
+    assert outcome.code == 1
+    assert "intact" not in outcome.err
+    assert outcome.out.startswith("front: ")
+
+
+def test_a_stored_snapshot_says_how_far_it_is_behind(cli: Cli) -> None:
+    with runstate.open("sqlite:fleet.db", snapshot_every=2) as store:
+        run = store.run("r", tenant="t", plan="p")
+        run.started()
+        run.paused()
+        run.resumed()
+    stored = cli("snapshot", "sqlite:fleet.db", "r", "--stored", "--json")
+    assert '"status":"PAUSED"' in stored.out
+    assert stored.err == "stored at seq 2; the log is at 3\n"
+    assert '"status":"RUNNING"' in cli("snapshot", "sqlite:fleet.db", "r", "--json").out
+    check = cli("replay", "sqlite:fleet.db", "--check")
+    assert (check.code, check.err) == (0, "1 stream: 1 right (1 behind the log, right as far as they go), 0 wrong\n")
 
 
 # --- refusals of a model of one's own --------------------------------------------------------------------------------
@@ -155,3 +179,58 @@ def test_a_refusal_is_told_with_its_code_and_its_reason(cli: Cli, details: str, 
     assert said in refused.err
     as_data = cli("append", "sqlite:doors.db", "--check-transitions", *locked, "--json", stdin=opened)
     assert '"refusal":"LOCKED"' in as_data.err
+
+
+# --- streams: filters, order, limit ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fleet(cli: Cli) -> Cli:
+    """Four runs: a-1 and a-2 of acme, b-1 and b-2 of globex; a-2 has failed, b-2 has the most events."""
+    with runstate.open("sqlite:fleet.db") as store:
+        for name, tenant in (("b-2", "globex"), ("a-1", "acme"), ("a-2", "acme"), ("b-1", "globex")):
+            run = store.run(name, tenant=tenant, plan="nightly")
+            run.started()
+            if name == "a-2":
+                run.failed(reason="out of memory")
+            for step in ("x", "y") if name == "b-2" else ():
+                run.step_started(step)
+    return cli
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ((), ["a-1", "a-2", "b-1", "b-2"]),
+        (("--status", "failed"), ["a-2"]),
+        (("--tenant", "globex"), ["b-1", "b-2"]),
+        (("--like", "*-1"), ["a-1", "b-1"]),
+        (("--since", "1h"), ["a-1", "a-2", "b-1", "b-2"]),
+        (("--since", "2100-01-01T00:00:00Z"), []),
+        (("--sort", "events", "-r"), ["b-2", "a-2", "a-1", "b-1"]),
+        (("--sort", "first"), ["b-2", "a-1", "a-2", "b-1"]),
+        (("--reverse", "--limit", "1"), ["b-2"]),
+        (("--tenant", "globex", "--status", "RUNNING", "--limit", "1"), ["b-1"]),
+        (("--after", "a-2"), ["b-1", "b-2"]),
+    ],
+)
+def test_streams_are_filtered_sorted_and_limited(fleet: Cli, options: tuple[str, ...], found: list[str]) -> None:
+    outcome = fleet("streams", "sqlite:fleet.db", "--json", *options)
+    assert [row["stream"] for row in outcome.rows] == found
+
+
+def test_a_limited_list_says_how_to_continue(fleet: Cli) -> None:
+    assert fleet("streams", "sqlite:fleet.db", "-n", "2").err == "stopped at --limit 2; continue with --after a-2\n"
+    assert fleet("streams", "sqlite:fleet.db", "-n", "4").err == ""
+
+
+def test_filters_that_match_nothing_say_so(fleet: Cli) -> None:
+    outcome = fleet("streams", "sqlite:fleet.db", "--status", "COMPLETED")
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", "0 streams match\n")
+
+
+@pytest.mark.parametrize("since", ["yesterday", "5y", "2026-11-15T09:30:00"])
+def test_a_time_that_cannot_be_read_is_refused_with_an_example(fleet: Cli, since: str) -> None:
+    outcome = fleet("streams", "sqlite:fleet.db", "--since", since)
+    assert outcome.code == 2
+    assert "like" in outcome.err

@@ -16,8 +16,10 @@ from runstate.models.daemon.lines import check, decode, encode, from_line, id_of
 from runstate.models.daemon.refusals import refusal
 from runstate.models.daemon.state import MaterializedState
 from runstate.models.envelope import Envelope
-from runstate.models.model import Alert, AlertSink, Draft, Model
+from runstate.models.model import Alert, AlertSink, Description, Draft, Model, describe_members
 
+_subjects = ("item_id", "id", "step", "agent_id", "session_id", "worker_name", "queue_name", "pipeline_id", "hash")
+"""The member that an event is about, the most particular first."""
 _volatile = frozenset({"created_at_epoch_ms", "pushed_at_epoch_ms"})
 
 
@@ -100,6 +102,12 @@ class DaemonModel(Model[DaemonEvent, DaemonEvent, MaterializedState]):
 
     def status(self, state: MaterializedState) -> str:
         return "working" if state.pipelines or state.queue_items else "idle"
+
+    def describe(self, event: DaemonEvent) -> Description:
+        members = msgspec.to_builtins(event, str_keys=True)
+        for shown_elsewhere in ("type", "event_id", "daemon"):
+            members.pop(shown_elsewhere, None)
+        return describe_members(members, *_subjects)
 
     def activities(self, event: DaemonEvent) -> list[Activity]:
         return daemon_activity.activities(event)

@@ -28,7 +28,7 @@ from runstate.models.engine.events import (
 from runstate.models.engine.keys import idempotency_key
 from runstate.models.engine.state import RunSnapshot
 from runstate.models.envelope import Envelope
-from runstate.models.model import Alert, AlertSink, ColumnFold, Draft, Model
+from runstate.models.model import Alert, AlertSink, ColumnFold, Description, Draft, Model
 
 EngineEvent = RunEventWrite | CanonicalEngineEvent
 
@@ -42,6 +42,7 @@ class EngineModel(Model[EngineEvent, RunEventRecord, RunSnapshot]):
     name = "engine"
     version = 1
     seq_name = "runSeq"
+    assigned_names = frozenset({"runSeq", "persistedAt"})
 
     def parse(self, line: bytes) -> EngineEvent:
         members = parse(line)
@@ -159,6 +160,11 @@ class EngineModel(Model[EngineEvent, RunEventRecord, RunSnapshot]):
 
     def is_over(self, state: RunSnapshot) -> bool:
         return state.status in engine_evolve.terminal_states
+
+    def describe(self, event: RunEventRecord) -> Description:
+        step = "" if event.step_id is UNSET else event.step_id
+        attempt = f" (attempt {event.logical_attempt_id})" if event.logical_attempt_id != 1 else ""
+        return Description(f"{step}{attempt}".strip(), {} if event.payload is UNSET else event.payload)
 
     def activities(self, event: RunEventRecord) -> list[Activity]:
         return engine_activity.activities(event)

@@ -13,7 +13,7 @@ from runstate.errors import InvalidEvent
 from runstate.models.activity import Activity
 from runstate.models.canonical import parse
 from runstate.models.envelope import Envelope
-from runstate.models.model import AlertSink, Draft, Model
+from runstate.models.model import AlertSink, Description, Draft, Model, describe_members
 from runstate.models.rundir import activity as rundir_activity
 from runstate.models.rundir import state as rundir_state
 from runstate.models.rundir.events import RunEvent, check, compact, event_hash
@@ -119,6 +119,11 @@ class RunDirectoryModel(Model[RunEvent, RunEvent, RunDirectory]):
 
     def is_over(self, state: RunDirectory) -> bool:
         return state.run_state in terminal_states.values()
+
+    def describe(self, event: RunEvent) -> Description:
+        described = describe_members(event.payload, "work_item_id", "name", "section", "issue_id", "gate", "new_state")
+        # A work item's id begins with the run's, which stands beside it already.
+        return msgspec.structs.replace(described, subject=described.subject.removeprefix(f"{event.run_id}:"))
 
     def activities(self, event: RunEvent) -> list[Activity]:
         return rundir_activity.activities(event)

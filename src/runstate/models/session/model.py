@@ -13,7 +13,7 @@ from runstate.errors import InvalidEvent, InvalidJson
 from runstate.models.activity import Activity
 from runstate.models.canonical import parse
 from runstate.models.envelope import Envelope
-from runstate.models.model import Alert, AlertSink, Draft, Model
+from runstate.models.model import Alert, AlertSink, Description, Draft, Model, describe_members
 from runstate.models.session import activity as session_activity
 from runstate.models.session import budgets, evolve, keys
 from runstate.models.session import state as session_state
@@ -42,6 +42,7 @@ class SessionModel(Model[SessionEvent, SessionEvent, Session]):
 
     name = "session"
     version = 1
+    assigned_names = frozenset({"eventIndex", "persistedAt"})
 
     def parse(self, line: bytes) -> SessionEvent:
         return _entering(parse(line))
@@ -118,6 +119,11 @@ class SessionModel(Model[SessionEvent, SessionEvent, Session]):
     def is_over(self, state: Session) -> bool:
         seen = Projections(state)
         return bool(state.runs) and all(seen.run_status(run) in _over for run in state.runs)
+
+    def describe(self, event: SessionEvent) -> Description:
+        members = msgspec.to_builtins(event)
+        scope = {name: members[name] for name in ("runId", "nodeId") if name in members}
+        return describe_members(scope | members["data"], "nodeId", "runId")
 
     def activities(self, event: SessionEvent) -> list[Activity]:
         return session_activity.activities(event)

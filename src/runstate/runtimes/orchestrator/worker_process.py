@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import signal
 import sys
@@ -37,6 +38,8 @@ def main(place: str, answer_fd: int) -> None:
     jobs_fd, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.set_inheritable(answer_fd, False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # What a worker prints is seen at once, through a pipe too.
     graph: Graph | InvalidGraph
     try:
         graph = load_graph(place)
