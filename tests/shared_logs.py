@@ -62,6 +62,8 @@ def fill(directory: Path) -> None:
             name = unwrap(sessions.create(session_id="s-1", title="Fix the parser"))
             start = unwrap(sessions.start_run(name, linear("fix", "Find the bug", "Mend it"), run_id="r-1"))
             unwrap(sessions.advance(start.ack_token or "", "found"))
+        with _opened("segments") as store:
+            store.rebuild_snapshot("s-1")
         _run(["archive", url_of("sqlite"), "--to", "archive", "--older-than", "0s", "--keep"])
 
 
@@ -98,14 +100,13 @@ def reading_commands(kind: str, scratch: Path) -> list[list[str]]:
         ["fetch", url, stream, "--after", "2", "--limit", "3", "--json"],
         ["snapshot", url, stream, "--project", "--json"],
         ["diff", url, stream, "--from", "1", "--to", "3", "--json"],
-        ["replay", url, "--check"],
         ["verify", url],
         ["verify", url, stream],
         ["repair", url, "--dry-run"],
         ["copy", url, f"sqlite:{scratch}/copy-of-{kind}.db"],
     ]
     if kind != "archive":
-        commands.append(["snapshot", url, stream, "--json"])
+        commands += [["snapshot", url, stream, "--json"], ["replay", url, "--check"]]
     by_kind = {
         "sqlite": [["tail", url, "--json"], ["lag", url, "--state", _state, "--json"]],
         "ndjson": [["status", stream, "--runs", place, "--json"]],

@@ -150,7 +150,7 @@ def left_by_killed(place: Path, is_mount: bool) -> Reading:
     for name, stub in {
         "ndjson/log/rundir-1-0000/events.ndjson": b'{"event_id":"torn',
         "wal/log/daemon-1-0000/wal.jsonl": b'{"seq":9',
-        "segments/log/sessions/session-1-0000/manifest.jsonl": b'{"manifestIndex":9',
+        "segments/log/sessions/session-1-0000/manifest.jsonl": b'{"manifestIndex":',
     }.items():
         with (directory / name).open("ab") as file:
             file.write(stub)
@@ -292,7 +292,8 @@ _writing = {
 
 
 _refusal = r"""(?x)
-    (logbook:\ [^\n]+\n | run\ new\n | nothing\ to\ do;\ 0\ events\n)?  # What a command says before it writes.
+    # What a command says before it writes:
+    (logbook:\ [^\n]+\n | run\ new\n | \{"code":[^\n]+\n | nothing\ to\ do;\ 0\ events\n)*
     error\[log\.not_writable\]\ \S+\ cannot\ be\ written:\ it\ (belongs\ to\ root|is\ on\ a\ read-only)[^\n]+\n
 """
 

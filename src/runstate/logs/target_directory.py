@@ -40,7 +40,7 @@ def check_target(directory: PurePath, own: re.Pattern[str], *, has_marker: bool,
     while not disk.exists(existing) and existing != existing.parent:
         existing = existing.parent
     if not disk.is_writable(existing):
-        raise cannot_write(existing, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+        raise cannot_write(existing, PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(existing)))
 
 
 def refuse_foreign(directory: PurePath, own: re.Pattern[str], *, disk: Disk = _real_disk) -> None:
