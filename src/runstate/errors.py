@@ -97,6 +97,18 @@ class ModelFailed(RunstateError):
     code = "model.failed"
 
 
+class InvalidSealKey(RunstateError):
+    """The key file cannot be used to seal a log; create one with `runstate seal --new-key FILE`."""
+
+    code = "seal.invalid_key"
+
+
+class InvalidSeals(RunstateError):
+    """The file of seals was changed or cut, or belongs to another key."""
+
+    code = "seal.invalid"
+
+
 # --- what a log answers --------------------------------------------------------------------------------
 
 
@@ -137,6 +149,12 @@ class LogClosed(RunstateError):
     """The log was closed, or a failed write made it unusable; open it again."""
 
     code = "log.closed"
+
+
+class NotWritable(RunstateError):
+    """The log cannot be written by this user; nothing was changed. It can still be read."""
+
+    code = "log.not_writable"
 
 
 class LogFailed(RunstateError):

@@ -11,7 +11,7 @@ from runstate.cli.options import AsJson
 from runstate.cli.output import counted, words, write_json, write_line
 from runstate.cli.progress_display import showing
 from runstate.copying import check_apart, check_target, copy_stream
-from runstate.errors import AppendOutcomeUnknown, LogClosed, LogFull, RunstateError, StreamNotFound
+from runstate.errors import AppendOutcomeUnknown, LogClosed, LogFull, NotWritable, RunstateError, StreamNotFound
 from runstate.logs.log import EventLog
 from runstate.logs.registry import open_log
 
@@ -48,6 +48,8 @@ def copy(
                 except StreamNotFound:  # Deleted since it was listed; or its first append was never finished.
                     continue
                 except RunstateError as error:  # One stream that cannot be copied does not keep the others from it.
+                    if isinstance(error, NotWritable) and not done:
+                        raise  # Nor can any other be written, as a rule: say it once.
                     failed += 1
                     if as_json:
                         write_json({"stream": name, **error.as_data()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -199,14 +200,19 @@ def reached(place: str, name: str, *, create: bool = False) -> Iterator[Daemon |
 
 
 def _opened(place: str, name: str, create: bool) -> Daemon:
+    is_new = create and not _has_log(place)
+    daemon = Daemon.open(place, create=create, name=name, checkpoint_every_s=None)
+    if is_new:
+        words.print(f"made {shown_url(place)}: nothing was there")  # It may be a slip of the pen.
+    return daemon
+
+
+def _has_log(place: str) -> bool:
     try:
-        return Daemon.open(place, create=False, name=name, checkpoint_every_s=None)
+        open_log(url_of(place), create=False).close()
     except LogNotFound:
-        if not create:
-            raise
-    made = Daemon.open(place, name=name, checkpoint_every_s=None)
-    words.print(f"made {shown_url(place)}: nothing was there")  # It may be a slip of the pen.
-    return made
+        return False
+    return True
 
 
 def seen(place: str, name: str) -> tuple[MaterializedState, int]:
@@ -241,7 +247,7 @@ def _log_of(place: str, name: str) -> Iterator[Client | _Read]:
 
 def _connected(place: str, name: str) -> Client | None:
     path = socket_of(place, name)
-    if path is None or not path.exists():
+    if path is None or not os.path.exists(path):  # False too where the directory cannot be read.
         return None
     try:
         return Client(path)

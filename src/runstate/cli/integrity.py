@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,7 @@ import typer
 from runstate.cli.options import AsJson, ModelName, Url, existing
 from runstate.cli.output import counted, words, write_json, write_line
 from runstate.cli.progress_display import track
+from runstate.cli.seals import KeyFile, SealsFile, read_seals_for, seal_findings
 from runstate.errors import RunstateError, StreamNotFound
 from runstate.logs.log import Capability, Finding
 from runstate.store import Store
@@ -24,23 +26,32 @@ def verify(
     ] = None,
     model: ModelName = None,
     as_json: AsJson = False,
+    seals_file: SealsFile = None,
+    key_file: KeyFile = None,
 ) -> None:
     """Look for damage: missing, changed or foreign events, snapshots and blobs, and events that cannot be folded.
 
     Exit code 1 when there is some.
     """
-    damage = warnings = 0
+    damage = warnings = differing = 0
+    sealed = read_seals_for(stream, seals_file, key_file)
     with existing(url, model) as store:
-        _check_stream_exists(store, stream)
-        for finding in track(_findings(store, stream), "verifying"):
+        if sealed is None:
+            _check_stream_exists(store, stream)  # A sealed stream that is gone is a finding.
+        findings = chain(_findings(store, stream), () if sealed is None else seal_findings(store.log, stream, *sealed))
+        for finding in track(findings, "verifying"):
             damage += finding.severity == "damage"
             warnings += finding.severity == "warning"
+            differing += finding.severity == "damage" and finding.code.startswith("seal.")
             write_finding(finding, as_json, url)
         is_empty = not store.log.streams(limit=1)
     if damage or warnings:
         words.print(f"{damage} damaged, {counted(warnings, 'warning')}")
     else:
         words.print("nothing to verify: the log has no streams" if is_empty else "intact")
+    if sealed is not None:
+        count = len(sealed[0])
+        words.print(f"{count - differing} of {counted(count, 'sealed stream')} unchanged since sealing")
     raise typer.Exit(1 if damage else 0)
 
 

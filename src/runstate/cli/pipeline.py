@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from runstate.cli.output import counted, words, write_json
 from runstate.cli.progress_display import Display, showing
 from runstate.cli.tables import write_table
 from runstate.errors import RunstateError, Unsupported
+from runstate.logs.target_directory import writing_to
 from runstate.models.rundir import RUNDIR, RunDirectory
 from runstate.runtimes.orchestrator import Orchestrator
 from runstate.runtimes.orchestrator.pool import ProcessPool
@@ -62,13 +62,14 @@ def run(
 ) -> None:
     """Ingest, replay, audit and report, as one run. What is finished and up to date is not done again."""
     check_spark()
-    from runstate.pipeline.stages import alone_in, grouped, write_inputs
+    from runstate.pipeline.pipeline_directory import alone_in
+    from runstate.pipeline.stages import grouped, write_inputs
 
     _check_format(file_format)
     settings, groups = spark_settings(master, remote, conf), grouped(urls, model)
     with alone_in(to):
-        write_inputs(to, groups, {"format": file_format})
-        _go(to, list(groups), set(force or []), settings, as_json)
+        models = write_inputs(to, groups, {"format": file_format})
+        _go(to, models, set(force or []), settings, as_json)
 
 
 @app.command("resume")
@@ -82,12 +83,14 @@ def resume(
 ) -> None:
     """Go on with a pipeline that was interrupted, or bring a finished one up to date with its logs."""
     check_spark()
-    from runstate.pipeline.stages import alone_in, read_inputs, write_inputs
+    from runstate.pipeline.pipeline_directory import alone_in
+    from runstate.pipeline.stages import read_inputs, write_inputs
 
     inputs, settings = read_inputs(to), spark_settings(master, remote, conf)
     with alone_in(to):
-        write_inputs(to, {name: each.urls for name, each in inputs.items()}, next(iter(inputs.values())).settings)
-        _go(to, list(inputs), set(force or []), settings, as_json)
+        groups = {place: each.urls for place, each in inputs.items()}
+        models = write_inputs(to, groups, next(iter(inputs.values())).settings)
+        _go(to, models, set(force or []), settings, as_json)
 
 
 @app.command("ingest")
@@ -107,8 +110,10 @@ def ingest(
     """Bring an event table up to date with logs and NDJSON files: only what is new is read, and nothing twice."""
     check_spark()
     from runstate.pipeline import jobs
+    from runstate.pipeline.table import Table
 
     _check_format(file_format)
+    Table.check(to)
     with spark_for(master, remote, conf, "ingest", urls) as spark:
         done = jobs.ingest(spark, urls, to, model=model, file_format=file_format)
         if compact:
@@ -153,7 +158,9 @@ def replay(
     check_spark()
     from runstate.pipeline import jobs
     from runstate.pipeline.snapshot_table import snapshot_counts
+    from runstate.pipeline.table import Table
 
+    Table.check(to)
     with spark_for(master, remote, conf, "replay", urls) as spark:
         done = jobs.replay(spark, urls, to, model=model, full=full)
     streams, failed = snapshot_counts(to)
@@ -182,6 +189,8 @@ def audit(
     check_spark()
     from runstate.pipeline import audit as audits
 
+    if to is not None:
+        audits.check_findings_target(to)
     with spark_for(master, remote, conf, "audit", urls) as spark:
         found = audits.audit(spark, urls, model=model, snapshots=snapshots, silent_s=silent_s, skew_s=skew_s)
         summary = audits.summary(found if to is None else audits.write(found, to))
@@ -210,15 +219,17 @@ def report(
 ) -> None:
     """Durations, failures, throughput, waits and costs of a fleet, as a page that needs nothing else."""
     check_spark()
-    from runstate.pipeline.page import render
+    from runstate.pipeline.page import check_report_target, render
     from runstate.pipeline.report import Part
     from runstate.pipeline.report import report as made
     from runstate.pipeline.stages import grouped, publish
 
     groups = grouped(urls, model)
+    check_report_target(to)
     with spark_for(master, remote, conf, "report", urls) as spark:
         found = made(spark, [Part(each, name) for name, each in groups.items()])
-    to.mkdir(parents=True, exist_ok=True)
+    with writing_to(to):
+        to.mkdir(parents=True, exist_ok=True)
     publish(to / "report.html", render(found))
     if as_json:
         write_json(found)
@@ -228,15 +239,14 @@ def report(
 def _go(to: Path, models: list[str], forced: set[str], settings: Any, as_json: bool) -> None:
     from runstate.cli.pipeline_progress import PipelineProgress
     from runstate.pipeline import stages
+    from runstate.pipeline.pipeline_directory import scratch_in
     from runstate.pipeline.progress import forget_progress
 
-    # Spark's own files go where the pipeline can remove them, also those of a Spark that was killed.
-    scratch = to / ".spark"
-    shutil.rmtree(scratch, ignore_errors=True)
-    conf = {"spark.local.dir": str(scratch.absolute()), **settings.conf}
-    os.environ[stages.spark_variable] = msgspec.json.encode(msgspec.structs.replace(settings, conf=conf)).decode()
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        # Spark's own files go where the pipeline can remove them, also those of a Spark that was killed.
+        scratch = stack.enter_context(scratch_in(to))
+        conf = {"spark.local.dir": str(scratch.absolute()), **settings.conf}
+        os.environ[stages.spark_variable] = msgspec.json.encode(msgspec.structs.replace(settings, conf=conf)).decode()
         store = stack.enter_context(open_store(f"ndjson:{to / 'runs'}", RUNDIR))
         forget_progress(to)
         progress = PipelineProgress(to)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -25,7 +26,7 @@ from runstate.cli.projection import (
     state_directory,
     tell_row,
 )
-from runstate.logbook import Logbook
+from runstate.logbook import Logbook, check_state
 from runstate.projector import Projector
 from runstate.store import default_model
 
@@ -55,8 +56,8 @@ def stream(
     It does what `runstate project --follow` does, for feeds that are too much for one process.
     """
     name = model or default_model(urls[0])
-    _check(urls, to, as_json)
     directory = state or state_directory(urls, name)
+    _check(urls, to, directory, as_json)
     stop = threading.Event()
     with ExitStack() as stack:
         shown = stack.enter_context(showing("stream: starting Spark", unit="events"))
@@ -91,10 +92,11 @@ def stream(
     words.print(f"{events} events projected")
 
 
-def _check(urls: list[str], to: str, as_json: bool) -> None:
+def _check(urls: list[str], to: str, state: Path, as_json: bool) -> None:
     """What is refused is told before Spark is started, and leaves no logbook behind."""
     check_spark()
     sink_named(to, as_json)
+    check_state(state)
     from runstate.pipeline.live import open_feed
 
     for url in urls:

@@ -138,6 +138,7 @@ def sink_named(to: str, as_json: bool) -> SinkOf:
     Raises:
         InvalidUrl: there is no such sink.
         Unsupported: it needs a package that is not installed.
+        NotALog, LogFailed: its directory holds something else, or cannot be written.
     """
     if to == "store":
         return store_sink
@@ -145,7 +146,11 @@ def sink_named(to: str, as_json: bool) -> SinkOf:
         return lambda store, aside: TellingSink(lambda row: tell_row(row, as_json))
     if to.startswith("parquet:") and to != "parquet:":
         check_spark("Parquet tables need the packages of the pipeline")
-        return lambda store, aside: _parquet_sink(Path(to.removeprefix("parquet:")), store, aside)
+        from runstate.pipeline.parquet_manifest import check_sink
+
+        directory = Path(to.removeprefix("parquet:"))
+        check_sink(directory)
+        return lambda store, aside: _parquet_sink(directory, store, aside)
     raise InvalidUrl(f"{to[:80]!r} is no sink: write store, console or parquet:DIR")
 
 

@@ -13,9 +13,10 @@ import msgspec
 import typer
 
 from runstate.cli.options import AsJson, Limit, ModelName, Stream, Url, existing, parse_since, parse_time
-from runstate.cli.output import counted, progress, words, write_json, write_line
+from runstate.cli.output import counted, words, write_json, write_line
+from runstate.cli.progress_display import track
 from runstate.cli.tables import write_table
-from runstate.errors import LogDamaged, RunstateError, StreamNotFound, Unsupported
+from runstate.errors import LogDamaged, NotWritable, RunstateError, StreamNotFound, Unsupported
 from runstate.logs.log import Capability, StoredSnapshot, StreamInfo
 from runstate.store import Store
 
@@ -167,7 +168,7 @@ def replay(
     with existing(url, model) as store:
         if Capability.SNAPSHOTS not in store.log.capabilities:
             raise Unsupported(f"{url[:80]!r} stores no snapshots; 'runstate verify' checks its events")
-        for name in progress(_names(store, stream), "checking" if check else "replaying"):
+        for name in track(_names(store, stream), "checking" if check else "replaying"):
             done += 1
             try:
                 if check:
@@ -175,6 +176,8 @@ def replay(
                 else:
                     store.rebuild_snapshot(name)
             except RunstateError as error:  # One bad stream does not keep the others from being checked.
+                if isinstance(error, NotWritable) and done == 1:
+                    raise  # Nor can any other be written, as a rule: say it once.
                 wrong += 1
                 if as_json:
                     write_json({"stream": name, **error.as_data()})

@@ -14,6 +14,7 @@ Errors are plain `OSError`s with an errno, and the two classes below. A log tran
 import errno
 import fcntl
 import os
+import re
 import secrets
 import stat
 import sys
@@ -26,7 +27,10 @@ import filelock
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 TEMP_SUFFIX = ".tmp"
-"""What the name of every temporary file ends with. Whoever holds the log's lock may remove them all."""
+TEMP = rf"\.[0-9a-f]{{16}}{re.escape(TEMP_SUFFIX)}"
+"""What `Disk.temp_name` adds to a name, as a regular expression. A file whose name ends otherwise is not a temporary
+file of ours, and is never removed."""
+_temp_pattern = re.compile(f"(.+){TEMP}")
 
 
 class PoisonedHandle(OSError):
@@ -66,6 +70,12 @@ class Disk(Protocol):
 
     def exists(self, path: PurePath) -> bool: ...
 
+    def is_directory(self, path: PurePath) -> bool:
+        """Whether a directory is there. A symlink is not a directory, wherever it leads."""
+
+    def is_writable(self, path: PurePath) -> bool:
+        """Whether this process may create files in a directory, as far as its permissions tell."""
+
     def stamp(self, path: PurePath) -> tuple[int, str]:
         """A file's size, and a text that changes whenever the file does, or is another one."""
 
@@ -78,7 +88,8 @@ class Disk(Protocol):
         OSError (EXDEV): the directories differ, so that no single sync could make the rename durable.
         """
 
-    def remove(self, path: PurePath) -> None: ...
+    def remove(self, path: PurePath) -> None:
+        """Remove a file, or a symlink but not what it leads to. IsADirectoryError: a directory is there."""
 
     def make_directory(self, path: PurePath) -> None: ...
 
@@ -98,7 +109,7 @@ class Disk(Protocol):
         """
 
     def temp_name(self, path: PurePath) -> PurePath:
-        """A name beside `path` that nobody else uses, ending in TEMP_SUFFIX."""
+        """A name beside `path` that nobody else uses: the name of `path`, and what `TEMP` describes."""
 
 
 class File:
@@ -205,22 +216,47 @@ def replace_durably(disk: Disk, path: PurePath, data: bytes) -> None:
     disk.sync_directory(path.parent)
 
 
+def temp_target(name: str) -> str | None:
+    """The name of the file that a temporary file was to become; None if `Disk.temp_name` does not make such names."""
+    found = _temp_pattern.fullmatch(name)
+    return None if found is None else found[1]
+
+
 class RealDisk:
-    """The disk of this machine. Files are made with mode 0600, directories with 0700."""
+    """The disk of this machine. Files are created with mode 0600, directories with 0700.
+
+    Below `shared_below`, the modes of directories say who else may read. A new file is readable for the group, and for
+    others, where its directory is; a new directory for the group of its directory, if that has the setgid bit. Locks
+    stay private: whoever can open one can hold up a writer.
+    """
+
+    def __init__(self, *, shared_below: PurePath | None = None) -> None:
+        self._shared_below = shared_below
 
     def open(self, path: PurePath, *, create: bool = False, read_only: bool = False) -> File:
         if read_only:
             return File(_RealDescriptor.of_file(path), path)
-        return File(_RealDescriptor(path, _changing | (os.O_CREAT if create else 0)), path)
+        if not create:
+            return File(_RealDescriptor(path, _changing), path)
+        return File(_RealDescriptor(path, _changing | os.O_CREAT, self._file_mode(path)), path)
 
     def create(self, path: PurePath) -> File:
-        return File(_RealDescriptor(path, _changing | os.O_CREAT | os.O_EXCL), path)
+        return File(_RealDescriptor(path, _changing | os.O_CREAT | os.O_EXCL, self._file_mode(path)), path)
 
     def read(self, path: PurePath) -> bytes:
         return Path(path).read_bytes()
 
     def exists(self, path: PurePath) -> bool:
         return os.path.exists(path)
+
+    def is_directory(self, path: PurePath) -> bool:
+        try:
+            return stat.S_ISDIR(os.lstat(path).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def is_writable(self, path: PurePath) -> bool:
+        return os.access(path, os.W_OK | os.X_OK)
 
     def stamp(self, path: PurePath) -> tuple[int, str]:
         found = os.stat(path)
@@ -235,10 +271,16 @@ class RealDisk:
         os.rename(source, target)
 
     def remove(self, path: PurePath) -> None:
-        os.unlink(path)
+        try:
+            os.unlink(path)
+        except PermissionError:
+            if self.is_directory(path):  # What macOS reports where Linux says EISDIR.
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
+            raise
 
     def make_directory(self, path: PurePath) -> None:
-        os.mkdir(path, DIRECTORY_MODE)
+        parent = self._mode_around(path)
+        os.mkdir(path, DIRECTORY_MODE | (_readers_in(parent) & 0o050 if parent & stat.S_ISGID else 0))
 
     def remove_directory(self, path: PurePath) -> None:
         os.rmdir(path)
@@ -267,6 +309,19 @@ class RealDisk:
     def temp_name(self, path: PurePath) -> PurePath:
         return path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMP_SUFFIX}")
 
+    def _file_mode(self, path: PurePath) -> int:
+        return FILE_MODE | (_readers_in(self._mode_around(path)) & 0o044)
+
+    def _mode_around(self, path: PurePath) -> int:
+        """The mode of the directory that a name is in; 0 where it says nothing about who may read."""
+        is_shared = self._shared_below is not None and self._shared_below in path.parents
+        return os.stat(path.parent).st_mode if is_shared else 0
+
+
+def _readers_in(mode: int) -> int:
+    """The bits of those besides the owner who can list a directory and reach what is in it."""
+    return sum(bits for bits in (0o050, 0o005) if mode & bits == bits)
+
 
 _changing = os.O_RDWR | os.O_APPEND
 
@@ -292,8 +347,8 @@ class _SharedLock:
 
 
 class _RealDescriptor:
-    def __init__(self, path: PurePath, flags: int) -> None:
-        self._fd = os.open(path, flags, FILE_MODE)
+    def __init__(self, path: PurePath, flags: int, mode: int = FILE_MODE) -> None:
+        self._fd = os.open(path, flags, mode)
 
     @classmethod
     def of_file(cls, path: PurePath) -> Self:

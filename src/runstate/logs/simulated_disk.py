@@ -163,6 +163,12 @@ class SimulatedDisk:
             return False
         return True
 
+    def is_directory(self, path: PurePath) -> bool:
+        return self.exists(path) and isinstance(self._node(path), DirectoryInode)
+
+    def is_writable(self, path: PurePath) -> bool:
+        return True
+
     def names(self, path: PurePath) -> list[str]:
         return self.call("names", path, lambda: sorted(self._directory(path).current))
 
@@ -186,7 +192,7 @@ class SimulatedDisk:
         return self.call("lock", path, lambda: self._lock(path, shared))
 
     def temp_name(self, path: PurePath) -> PurePath:
-        names = (path.with_name(f"{path.name}.{number}{TEMP_SUFFIX}") for number in count())
+        names = (path.with_name(f"{path.name}.{number:016x}{TEMP_SUFFIX}") for number in count())
         return next(name for name in names if not self.exists(name))
 
     # --- faults --------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -22,9 +23,10 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that users of Spark know
 
-from runstate.errors import InvalidUrl, LogFailed, LogNotFound, LogTooNew, Unsupported
-from runstate.logs.disk import RealDisk
+from runstate.errors import InvalidUrl, LogNotFound, LogTooNew, Unsupported
+from runstate.logs.disk import RealDisk, temp_target
 from runstate.logs.log import Finding, now
+from runstate.logs.target_directory import cannot_write, check_target, remove_own
 from runstate.models.model import AnyModel
 from runstate.pipeline.audit_walk import KeptSnapshots, Source, side_by_side
 from runstate.pipeline.checks import Audited, Bounds, Kept, audit_stream, conflicts, parse_time
@@ -54,6 +56,11 @@ COVERED = "audit.covered"
 _asked_wrongly = (InvalidUrl, LogNotFound, LogTooNew, Unsupported)
 """What the asker must mend. Everything else that is wrong with a log is a finding about it."""
 _codes_max = 1000
+_nothing = re.compile("(?!)")
+_findings_name = re.compile("[0-9a-f]{16}")
+_part = r"(part-\d{5}-[0-9a-f-]{36}[^/]*\.parquet|_SUCCESS)"
+_findings = re.compile(rf"{_findings_name.pattern}/({_part}|\.{_part}\.crc)?")
+"""Directories of findings, and the files that Spark writes to them."""
 
 Row = tuple[str | None, str | None, int | None, str, str, str, str]
 
@@ -316,18 +323,40 @@ def _example(row: Any) -> dict[str, Any]:
     return {**members, "details": msgspec.json.decode(members["details"])}
 
 
+def check_findings_target(to: Path) -> None:
+    """
+    Raises:
+        NotALog: something is there already.
+        LogFailed: it cannot be written.
+    """
+    check_target(to, _nothing, has_marker=False)
+    check_target(to.absolute().parent, _nothing, has_marker=True)
+
+
+def remove_findings(directory: Path) -> None:
+    """Remove what `write` wrote to directories in this one that are named by 16 hexadecimal digits.
+
+    Raises:
+        OSError: a file cannot be removed.
+    """
+    for path in directory.iterdir():
+        if _findings_name.fullmatch(temp_target(path.name) or ""):
+            shutil.rmtree(path, ignore_errors=True)  # It does not follow a symlink.
+    remove_own(directory, _findings)
+
+
 def write(frame: DataFrame, to: Path) -> DataFrame:
-    """Run the audit and keep all of its rows as Parquet in a new directory. Returns them as they stand there.
+    """Run the audit and keep all of its rows as Parquet in a new or empty directory. Returns them as they stand there.
 
     The directory is there once everything in it is, and survives a power cut then.
 
     Raises:
-        LogFailed: something is there already, or it cannot be written.
+        NotALog: something is there already.
+        LogFull, LogFailed: it cannot be written.
         PipelineFailed: a task failed; nothing is there.
     """
     to = to.absolute()
-    if to.exists():
-        raise LogFailed(f"{to} is there already; choose another directory for the findings")
+    check_findings_target(to)
     temporary = Path(RealDisk().temp_name(to))
     try:
         with readable("audit"):
@@ -339,7 +368,7 @@ def write(frame: DataFrame, to: Path) -> DataFrame:
         temporary.rename(to)
         RealDisk().sync_directory(to.parent)
     except OSError as error:
-        raise LogFailed(f"The findings cannot be written to {to}: {error.strerror}") from error
+        raise cannot_write(to, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return frame.sparkSession.read.parquet(f"file://{to}")

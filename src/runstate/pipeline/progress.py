@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from runstate.logs.disk import RealDisk
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -30,7 +32,7 @@ def told_to(directory: str) -> Told:
     path = Path(directory, ".progress.json")
 
     def tell(progress: StageProgress) -> None:
-        temporary = path.with_suffix(".tmp")
+        temporary = Path(RealDisk().temp_name(path))
         # A disk that is full shows when results are written; the view of the progress is not worth a failure.
         with suppress(OSError):
             temporary.write_bytes(msgspec.json.encode(progress))

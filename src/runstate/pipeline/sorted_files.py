@@ -28,6 +28,8 @@ chunk_rows = 1 << 16
 chunk_bytes = 64 << 20
 """A chunk is closed at so many rows, or once its columns have so many bytes: what a reader holds in memory at once."""
 file_bytes_max = 512 << 20
+DATA_FILE = r"(events|heads|quarantine|snapshots)-[0-9a-f]{16}\.(parquet|arrow)"
+"""The names of files that a `SortedWriter` writes, as a regular expression: kind, random digits, format."""
 _repetitive = ["stream", "type", "tenant", "step_id", "model", "status", "url", "code"]
 
 

@@ -1,6 +1,7 @@
 """The pipeline as a run of our own orchestrator: ingest → replay → audit → report.
 
-    DIR/inputs/MODEL.json     which logs of a model there are, and what tells whether they have changed
+    DIR/inputs/MODEL.json     which logs of a model there are, and what tells whether they have changed: the marker
+                              of the directory
     DIR/events/MODEL          the event table
     DIR/snapshots/MODEL       the snapshot table
     DIR/findings/MODEL/NAME   what the audit found, as Parquet
@@ -8,25 +9,28 @@
     DIR/spark.log             what Spark and its workers have printed
     DIR/runs/pipeline         the run itself: its events, and what each stage says it has done
 
-Each stage is a work item with artifacts, one for each model. A pipeline that is killed goes on without redoing finished
-stages; a log that has changed makes exactly those stages stale that depend on it.
+MODEL is the name of a model, wherever its code is. Each stage is a work item with artifacts, one for each model. A
+pipeline that is killed goes on without redoing finished stages; a log that has changed makes exactly those stages stale
+that depend on it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from runstate.errors import LogBusy, LogFailed, LogNotFound
-from runstate.logs.disk import LockBusy, RealDisk, replace_durably
+from runstate.errors import LogNotFound, UnknownModel
+from runstate.logs.disk import RealDisk, replace_durably
+from runstate.logs.target_directory import writing_to
 from runstate.models.canonical import digest
+from runstate.models.registry import find_model
 from runstate.pipeline.origins import model_of, open_origin
 from runstate.pipeline.page import render
 from runstate.pipeline.page_report import FindingRow, Quarantine, Report
@@ -40,12 +44,14 @@ spark_variable = "RUNSTATE_PIPELINE_SPARK"
 """How the processes of the run learn which Spark to use: JSON of `SparkSettings`. It changes no result."""
 run_id = "pipeline"
 _stage_max_s = 7 * 86_400.0
+_directory_name = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 class Inputs(msgspec.Struct, frozen=True):
     """`inputs/MODEL.json`: everything that a model's stages depend on."""
 
     model: str
+    """Where the model is: its name if it is installed, or its place, with an absolute path."""
     urls: list[str]
     directory: str
     """The pipeline's own, absolute."""
@@ -53,6 +59,11 @@ class Inputs(msgspec.Struct, frozen=True):
     """For each URL a digest over its streams and their versions: it changes when anything is appended."""
     settings: dict[str, Any] = {}
     """Those of the stages that change what comes out."""
+
+    @property
+    def name(self) -> str:
+        """What files and directories of the model are called."""
+        return model_name(self.model)
 
 
 class SparkSettings(msgspec.Struct, frozen=True):
@@ -88,75 +99,80 @@ def grouped(urls: Sequence[str], model: str | None) -> dict[str, list[str]]:
     Raises:
         InvalidUrl, UnknownModel, LogNotFound: before anything is begun.
     """
+    if model is not None and model.rpartition(":")[0].endswith(".py"):
+        # The stages are processes of their own, and a pipeline may be resumed from another working directory.
+        model = str(Path(model).absolute())
     groups: dict[str, list[str]] = {}
     for url in urls:
         groups.setdefault(model_of([url], model), []).append(url)
     return groups
 
 
-def write_inputs(directory: Path, groups: dict[str, list[str]], settings: dict[str, Any]) -> None:
+def model_name(place: str) -> str:
+    """The name of a model, for its files and directories.
+
+    Raises:
+        UnknownModel: there is no such model, or its name cannot be a directory's.
+    """
+    name = find_model(place).name
+    if not _directory_name.fullmatch(name):
+        raise UnknownModel(
+            f"The model at {place} is called {name!r}, which cannot be the name of a directory. Give it a name of "
+            "letters, digits, '.', '-' and '_'"
+        )
+    return name
+
+
+def write_inputs(directory: Path, groups: dict[str, list[str]], settings: dict[str, Any]) -> list[str]:
     """Look at all logs, and write down what a run depends on. A file that says the same stays as it is.
+
+    Returns the names of the models.
 
     Raises:
         LogNotFound, NotALog, Unsupported: a log cannot be read.
-        InvalidOption: the directory was made from more than these.
-        LogFailed: the directory cannot be written.
+        InvalidOption: the directory was made from more than these, or two models have one name.
+        LogFull, LogFailed: the directory cannot be written.
     """
     versions = {url: _version(url) for urls in groups.values() for url in urls}
-    for model, before in _inputs_in(directory).items():
+    names = {model: model_name(model) for model in groups}
+    if len(set(names.values())) < len(names):
+        raise InvalidOption(f"Two of the models have one name: {', '.join(names)}. Run a pipeline for each")
+    for model, before in inputs_in(directory).items():
         if dropped := set(before.urls) - set(groups.get(model, ())):
             raise InvalidOption(
                 f"{directory} was made from {min(dropped)} too, and its tables hold that; name all of its logs, "
                 "or choose another directory"
             )
-    try:
+    with writing_to(directory):
         (directory / "inputs").mkdir(parents=True, exist_ok=True)
         for model, urls in groups.items():
             found = Inputs(model, urls, str(directory.absolute()), {url: versions[url] for url in urls}, settings)
-            path = directory / "inputs" / f"{model}.json"
+            path = directory / "inputs" / f"{names[model]}.json"
             text = msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
             if not path.exists() or path.read_bytes() != text:
                 publish(path, text)
-    except OSError as error:
-        raise LogFailed(f"{directory} cannot be written: {error.strerror}; choose another target") from error
+    return list(names.values())
 
 
 def read_inputs(directory: Path) -> dict[str, Inputs]:
-    """What the last run of a pipeline depended on, by model.
+    """What the last run of a pipeline depended on, by where the model is.
 
     Raises:
         LogNotFound: there is no pipeline in that directory.
     """
-    found = _inputs_in(directory)
+    found = inputs_in(directory)
     if not found:
         raise LogNotFound(f"There is no pipeline in {directory}; begin one: runstate pipeline run URL --to {directory}")
     return found
 
 
-def _inputs_in(directory: Path) -> dict[str, Inputs]:
-    paths = sorted((directory / "inputs").glob("*.json"))
-    return {path.stem: msgspec.json.decode(path.read_bytes(), type=Inputs) for path in paths}
-
-
-@contextmanager
-def alone_in(directory: Path) -> Iterator[None]:
-    """Be the only one who runs the pipeline of a directory.
-
-    Raises:
-        LogBusy: somebody else does.
-        LogFailed: the directory cannot be written.
-    """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = RealDisk().lock(directory / ".lock")
-    except LockBusy as error:
-        raise LogBusy(f"Another pipeline is at work in {directory}; try again when it is done") from error
-    except OSError as error:
-        raise LogFailed(f"{directory} cannot be written: {error.strerror}; choose another target") from error
-    try:
-        yield
-    finally:
-        lock.release()
+def inputs_in(directory: Path) -> dict[str, Inputs]:
+    found = {}
+    for path in sorted((directory / "inputs").glob("*.json")):
+        with suppress(msgspec.MsgspecError):  # Not a file of ours.
+            inputs = msgspec.json.decode(path.read_bytes(), type=Inputs)
+            found[inputs.model] = inputs
+    return found
 
 
 def _version(url: str) -> str:
@@ -221,12 +237,10 @@ def publish(path: Path, data: bytes) -> None:
     """Write a file that is there either whole or not at all.
 
     Raises:
-        LogFailed: the disk refused.
+        LogFull, LogFailed: the disk refused.
     """
-    try:
+    with writing_to(path):
         replace_durably(RealDisk(), path, data)
-    except OSError as error:
-        raise LogFailed(f"{path} cannot be written: {error.strerror}") from error
 
 
 # --- the stages, as workers of the graph ------------------------------------------------------------------
@@ -278,11 +292,11 @@ def _ingest(job: Job) -> None:
 
     inputs = _inputs(job)
     spark = _spark(inputs.directory, "ingest", inputs.urls)
-    to = Path(inputs.directory, "events", inputs.model)
+    to = Path(inputs.directory, "events", inputs.name)
     plain = [url for url in inputs.urls if url.startswith("files:")]
     logs = [url for url in inputs.urls if url not in plain]
     file_format = inputs.settings.get("format", "parquet")
-    with tracked(spark, f"ingest {inputs.model}", told_to(inputs.directory)):
+    with tracked(spark, f"ingest {inputs.name}", told_to(inputs.directory)):
         for urls in filter(None, (logs, plain)):
             done = ingest(spark, urls, to, model=inputs.model, file_format=file_format)
     events = sum(entry.rows for entry in open_event_table(to).files("events"))
@@ -296,8 +310,8 @@ def _replay(job: Job) -> None:
 
     inputs = _inputs(job)
     spark, root = _spark(inputs.directory, "replay"), Path(inputs.directory)
-    events, to = root / "events" / inputs.model, root / "snapshots" / inputs.model
-    with tracked(spark, f"replay {inputs.model}", told_to(inputs.directory)):
+    events, to = root / "events" / inputs.name, root / "snapshots" / inputs.name
+    with tracked(spark, f"replay {inputs.name}", told_to(inputs.directory)):
         done = replay(spark, f"table:{events}", to, model=inputs.model)
     job.write_json("replay/{scope}.json", ReplayResult(done.commit, *snapshot_counts(to)))
 
@@ -310,13 +324,14 @@ def _audit(job: Job) -> None:
     # Plain files are no log that could be proven; what was taken from them is.
     proven = [url for url in inputs.urls if not url.startswith("files:")]
     if proven != inputs.urls:
-        proven.append(f"table:{root / 'events' / inputs.model}")
+        proven.append(f"table:{root / 'events' / inputs.name}")
     # Named by what it is about: an audit of something else never looks like this one.
-    to = root / "findings" / inputs.model / digest(job.read("inputs/{scope}.json"))[:16]
-    shutil.rmtree(to.parent, ignore_errors=True)
-    to.parent.mkdir(parents=True, exist_ok=True)
-    with tracked(spark, f"audit {inputs.model}", told_to(inputs.directory)):
-        found = audits.audit(spark, proven, model=inputs.model, snapshots=root / "snapshots" / inputs.model)
+    to = root / "findings" / inputs.name / digest(job.read("inputs/{scope}.json"))[:16]
+    with writing_to(to.parent):
+        to.parent.mkdir(parents=True, exist_ok=True)
+        audits.remove_findings(to.parent)
+    with tracked(spark, f"audit {inputs.name}", told_to(inputs.directory)):
+        found = audits.audit(spark, proven, model=inputs.model, snapshots=root / "snapshots" / inputs.name)
         summary = audits.summary(audits.write(found, to))
     rows = [
         FindingRow(each.severity, each.code, each.count, each.example["stream"] or "", each.example["message"])
@@ -344,7 +359,7 @@ def _report(job: Job) -> None:
     with tracked(spark, "report", told_to(str(root))):
         made: Report = report(
             spark,
-            [Part([f"table:{root / 'events' / each.model}"], each.model) for each in inputs],
+            [Part([f"table:{root / 'events' / each.name}"], each.model) for each in inputs],
             findings=sorted((f for each in audits for f in each.findings), key=lambda f: (f.severity, f.code)),
             quarantine=Quarantine(sum(by_reason.values()), sorted(by_reason.items())),
             generated_from=[url for each in inputs for url in each.urls],

@@ -5,12 +5,13 @@
     DIR/commits/00000001.json    the files that a job added, and what it had consumed
 
 A file that no commit names is not there. Commits are numbered without a gap and made by renaming a synced file, so a
-job that is killed leaves either all of its work or none; what it left besides is removed by the next one.
+job that is killed leaves either all of its work or none; the next one removes the files that it left in `data`.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,12 +21,16 @@ import msgspec
 import pyarrow as pa
 
 from runstate.errors import LogBusy, LogFailed, LogNotFound, LogTooNew, NotALog
-from runstate.logs.disk import LockBusy, RealDisk
+from runstate.logs.disk import TEMP, LockBusy, RealDisk
+from runstate.logs.target_directory import check_target, remove_own, writing_to
 from runstate.models.canonical import digest
 from runstate.pipeline.shards import Shard
-from runstate.pipeline.sorted_files import FileEntry, TableDamaged, pieces
+from runstate.pipeline.sorted_files import DATA_FILE, FileEntry, TableDamaged, pieces
 
 _version = 1
+_leftovers = re.compile(rf"data/|commits/|table\.json{TEMP}")
+"""What a job that was killed while it made a table may have left."""
+_data_files = re.compile(rf"data/|data/({DATA_FILE}|plan-[0-9a-f]{{16}}\.json)")
 
 
 class TableInfo(msgspec.Struct, frozen=True):
@@ -84,6 +89,16 @@ class Table:
         except msgspec.MsgspecError as error:
             raise NotALog(f"{directory}/table.json is no table of ours: {error}") from error
 
+    @staticmethod
+    def check(directory: Path) -> None:
+        """Check that there is a table in a directory, or can be one.
+
+        Raises:
+            NotALog: something else is there.
+            LogFailed: the directory cannot be read or written.
+        """
+        check_target(directory, _leftovers, has_marker=(directory / "table.json").exists())
+
     @classmethod
     def make(cls, directory: Path, info: TableInfo) -> Table:
         """Open the table, or make it. One that is there must be of the same kind and model.
@@ -92,16 +107,15 @@ class Table:
             NotALog: something else is there.
             LogFailed: the directory cannot be written.
         """
+        cls.check(directory)
         try:
             found = cls.open(directory)
         except LogNotFound:
             table = cls(directory, info)
-            try:
+            with writing_to(directory):
                 for part in (table.data, table._commits):
                     part.mkdir(parents=True, exist_ok=True)
                 _write_synced(directory / "table.json", msgspec.json.encode(info) + b"\n")
-            except OSError as error:
-                raise LogFailed(f"{directory} cannot be written: {error.strerror}; choose another target") from error
             return table
         if (found.info.kind, found.info.model) != (info.kind, info.model):
             raise NotALog(
@@ -112,22 +126,20 @@ class Table:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Be the only job that adds to the table; what killed jobs have left, and what no longer counts, is removed.
+        """Be the only job that adds to the table. Data files that no commit needs, of killed jobs too, are removed.
 
         Raises:
             LogBusy: another job is at it.
         """
         try:
-            lock = RealDisk().lock(self.directory / ".lock")
+            with writing_to(self.directory):
+                lock = RealDisk().lock(self.directory / ".lock")
         except LockBusy as error:
             raise LogBusy(f"Another job is writing to {self.directory}; try again when it is done") from error
-        except OSError as error:
-            raise LogFailed(f"{self.directory} cannot be written: {error.strerror}; choose another target") from error
         try:
-            named = {entry.name for commit in _live(self.commits()) for entry in commit.files}
-            for path in self.data.iterdir():
-                if path.name not in named:
-                    path.unlink()
+            named = {f"data/{entry.name}" for commit in _live(self.commits()) for entry in commit.files}
+            with writing_to(self.directory):
+                remove_own(self.directory, _data_files, keep={"data/", *named})
             yield
         finally:
             lock.release()
@@ -158,14 +170,12 @@ class Table:
     def commit(self, commit: Commit) -> None:
         """Make a job's files count, all at once. The caller is `writing`."""
         body = msgspec.json.encode(commit)
-        try:
+        with writing_to(self.directory):
             _sync_directory(self.data)
             _write_synced(
                 self._commits / _commit_name(commit.number),
                 msgspec.json.encode(_Sealed(digest(body), msgspec.Raw(body))) + b"\n",
             )
-        except OSError as error:
-            raise LogFailed(f"{self.directory} cannot be written: {error.strerror}") from error
 
     def pieces(self, files: Sequence[FileEntry], shard: Shard, columns: Sequence[str]) -> Iterator[pa.Table]:
         return pieces(self.data, files, shard, columns)

@@ -33,6 +33,7 @@ def tell(kind: str) -> None:
 @pytest.fixture
 def held(cli: Cli) -> Lock:
     """The lock of the orchestrator that is at work on the run `r`."""
+    runstate.open("ndjson:runs", RUNDIR).close()
     lock = ArtifactFiles(Path("runs/r").absolute()).lock()
     tell("RUN_CREATED")
     return lock

@@ -21,7 +21,8 @@ from runstate.models.canonical import digest  # noqa: E402
 from runstate.models.engine import ENGINE  # noqa: E402
 from runstate.models.rundir import RUNDIR  # noqa: E402
 from runstate.pipeline import parquet_sink  # noqa: E402
-from runstate.pipeline.parquet_sink import DataFiles, ParquetSink, read_manifest, read_version, versions_kept  # noqa: E402
+from runstate.pipeline.parquet_manifest import read_manifest, versions_kept  # noqa: E402
+from runstate.pipeline.parquet_sink import DataFiles, ParquetSink, read_version  # noqa: E402
 from runstate.sinks import Projected  # noqa: E402
 
 

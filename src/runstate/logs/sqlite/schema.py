@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from runstate.errors import LogTooNew, NotALog
+from runstate.errors import LogFailed, LogTooNew, NotALog
 from runstate.logs.log import now
 
 application_id = 0x52554E53
@@ -92,6 +92,24 @@ def prepare(connection: sqlite3.Connection) -> None:
     except BaseException:
         connection.rollback()
         raise
+
+
+def check(connection: sqlite3.Connection) -> None:
+    """See that a file that cannot be changed is of the newest version.
+
+    Raises:
+        NotALog, LogTooNew: as `prepare` does; or nothing was written to the file yet.
+        LogFailed: it must be migrated first.
+    """
+    version = _version(connection)
+    if version == 0:
+        raise NotALog("The file is an empty SQLite database: no log has been created in it yet")
+    if version < len(migrations):
+        raise LogFailed(
+            f"The file has format version {version} and must be migrated to {len(migrations)} before it is read; "
+            "open it once as a user who can write it",
+            version=version,
+        )
 
 
 def _version(connection: sqlite3.Connection) -> int:

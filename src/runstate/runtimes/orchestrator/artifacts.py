@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import time
@@ -21,6 +22,9 @@ from runstate.models.canonical import digest
 from runstate.models.rundir.state import RunDirectory, WorkItem
 
 _chunk_bytes = 1 << 20
+_staged = re.compile(r"[0-9a-f]{16}|undo-[0-9a-f]{64}")
+own_files = re.compile(r"\.orchestrator\.lock|\.staging/.*")
+"""What a run directory may hold before the run has any event or artifact."""
 _lock_tries = 3
 _lock_pause_s = 0.02
 
@@ -123,7 +127,13 @@ class ArtifactFiles:
         self.drop_staging()
 
     def drop_staging(self) -> None:
-        shutil.rmtree(self._staging, ignore_errors=True)
+        """Remove what jobs have staged. What others put there, or behind a symlink, stays."""
+        if not self._staging.is_symlink():
+            for path in self._staging.glob("*"):
+                if _staged.fullmatch(path.name):
+                    shutil.rmtree(path, ignore_errors=True)
+            with suppress(OSError):
+                self._staging.rmdir()
 
     def _undo(self, work_item_id: str) -> Path:
         """Where the bytes that a work item replaces are kept, under the digest of those that replace them."""

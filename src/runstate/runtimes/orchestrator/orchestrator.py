@@ -14,12 +14,13 @@ from typing import Any
 
 import msgspec
 
-from runstate.errors import LogBusy, LogFailed, RunstateError, SnapshotTooNew, StreamNotFound
+from runstate.errors import LogBusy, RunstateError, SnapshotTooNew, StreamNotFound
 from runstate.logs.disk import LockBusy
+from runstate.logs.target_directory import cannot_write, refuse_foreign
 from runstate.models.canonical import digest
 from runstate.models.rundir.events import Issue
 from runstate.models.rundir.state import RunDirectory
-from runstate.runtimes.orchestrator.artifacts import ArtifactFiles
+from runstate.runtimes.orchestrator.artifacts import ArtifactFiles, own_files
 from runstate.runtimes.orchestrator.context import Context, Progress, RunCancelled, RunFailed
 from runstate.runtimes.orchestrator.graph import Graph, InvalidGraph, Node, Worker
 from runstate.runtimes.orchestrator.items import run_items
@@ -70,7 +71,7 @@ class Orchestrator:
         """Begin a new run and bring it to its end.
 
         Raises:
-            RunExists, MissingInput, LogBusy, LogFailed: nothing was begun.
+            RunExists, NotALog, MissingInput, LogBusy, LogFailed: nothing was begun.
             RunFailed, RunCancelled: the trail is complete, and `resume` goes on from it.
         """
         self._refuse_existing()
@@ -152,14 +153,15 @@ class Orchestrator:
         """
         Raises:
             LogBusy: another orchestrator is at work on this run.
-            LogFailed: the run directory cannot be made, or not be written to.
+            NotWritable: the run directory cannot be written.
+            LogFailed: the disk refused otherwise.
         """
         try:
             lock = ArtifactFiles(self._directory).lock()
         except LockBusy as error:
             raise LogBusy(f"Another orchestrator is at work on the run {self.run_id!r}") from error
         except OSError as error:
-            raise LogFailed(f"The run directory {self._directory} cannot be written to: {error}") from error
+            raise cannot_write(self._directory, error) from error
         try:
             yield
         finally:
@@ -168,6 +170,7 @@ class Orchestrator:
     def _refuse_existing(self) -> None:
         if self._store.log.stream(self.run_id) is not None or self._has_snapshot():
             raise RunExists(f"There is a run {self.run_id!r} already; go on with it by resume")
+        refuse_foreign(self._directory, own_files)
 
     def _check_sources(self) -> None:
         for name, path in self._graph.sources.items():

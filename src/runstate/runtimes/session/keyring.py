@@ -23,7 +23,7 @@ from time import monotonic, sleep
 import msgspec
 
 from runstate.errors import LogBusy, LogFailed
-from runstate.logs.disk import FILE_MODE, TEMP_SUFFIX, Disk, Lock, LockBusy, RealDisk, replace_durably
+from runstate.logs.disk import FILE_MODE, Disk, Lock, LockBusy, RealDisk, replace_durably, temp_target
 from runstate.models.session.ids import SessionId
 from runstate.runtimes.session.refusals import KeyringDamaged, KeyringExposed
 
@@ -178,7 +178,7 @@ class Keyring:
         """Remove what a killed process was writing: there are keys in it. Nobody writes now, the lock is ours."""
         with self._changed():
             for name in self._disk.names(self.path.parent):
-                if name.startswith(f"{self.path.name}.") and name.endswith(TEMP_SUFFIX):
+                if temp_target(name) == self.path.name:
                     self._disk.remove(self.path.with_name(name))
 
     @contextmanager

@@ -24,7 +24,7 @@ from pathlib import PurePath
 
 import msgspec
 
-from runstate.logs.disk import TEMP_SUFFIX, Disk, File, Lock, LockBusy, RealDisk, replace_durably
+from runstate.logs.disk import Disk, File, Lock, LockBusy, RealDisk, replace_durably, temp_target
 from runstate.runtimes.telemetry.trouble import logger
 
 _mark = b'{"settled":'
@@ -235,7 +235,7 @@ class Outbox:
     def _remove_leftovers(self) -> None:
         """Files that a process left behind when it died while giving space back."""
         for name in self._disk.names(self._path.parent):
-            if name.startswith(self._path.name + ".") and name.endswith(TEMP_SUFFIX):
+            if temp_target(name) == self._path.name:
                 self._disk.remove(self._path.with_name(name))
 
     def _path_of(self, suffix: str) -> PurePath:
