@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Event
 from typing import Annotated, Any
@@ -116,7 +116,7 @@ def tail(
 ) -> None:
     """Print the daemon's events in order, as rows on a terminal, else as JSON records."""
     write_records = record_writer(DAEMON, as_json, with_stream=False)
-    with _log_of(place, name) as read, suppress(KeyboardInterrupt) if follow else nullcontext():
+    with _log_of(place, name) as read, _ended_by_interrupt() if follow else nullcontext():
         seq = max(0, read.seq - limit) if after is None else after
         left: int | None = None if follow else limit
         while left is None or left > 0:
@@ -134,6 +134,15 @@ def tail(
             if not page:
                 sys.stdout.flush()
                 time.sleep(0.1)
+
+
+@contextmanager
+def _ended_by_interrupt() -> Iterator[None]:
+    """Ctrl-C is the normal end of the block. What the terminal shows for it gets a line of its own."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        words.print()
 
 
 @app.command("checkpoint")
