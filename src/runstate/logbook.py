@@ -17,10 +17,9 @@ from uuid import uuid4
 
 import msgspec
 
-from runstate.errors import InvalidUrl, LogBusy, LogFailed, LogNotFound, NotALog
-from runstate.logs.disk import LockBusy, RealDisk
+from runstate.errors import InvalidUrl, LogBusy, LogFailed, LogNotFound, NotALog, shown_url
+from runstate.logs.disk import LockBusy, RealDisk, make_directories
 from runstate.logs.log import Position, now
-from runstate.logs.registry import shown_url
 from runstate.models.model import Alert
 
 file_name = "logbook.db"
@@ -91,7 +90,10 @@ class Logbook:
         if not create and not self.path.exists():
             raise LogNotFound(f"No projector keeps its logbook in {directory}; start one with 'runstate project'")
         try:
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if create:
+                make_directories(RealDisk(), directory)
+                # Made here: SQLite would make it readable by all, and its other files have the mode of this one.
+                RealDisk().open(self.path, create=True).close()
             self._connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=10)
         except (OSError, sqlite3.Error) as error:
             raise LogFailed(f"The logbook {self.path} cannot be opened: {error}") from error
@@ -124,6 +126,10 @@ class Logbook:
                 boot = _boot()
                 connection.execute("INSERT INTO sink SELECT ?, ? WHERE NOT EXISTS (SELECT 1 FROM sink)", (sink, boot))
                 found, last_boot = connection.execute("SELECT name, boot FROM sink").fetchone()
+                # Earlier versions wrote … in the place of a password. Such a log is projected again from its start.
+                for (url,) in connection.execute("SELECT DISTINCT url FROM logs").fetchall():
+                    if url != shown_url(url):
+                        connection.execute("DELETE FROM logs WHERE url = ?", (url,))
             if found != sink:
                 raise InvalidUrl(f"The logbook {self.path} is that of a projector to {found}; choose another --state")
             self.is_after_restart = last_boot != boot

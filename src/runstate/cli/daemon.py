@@ -17,8 +17,8 @@ import typer
 from runstate.cli import integrity
 from runstate.cli.options import AsJson, Limit
 from runstate.cli.output import words, write_json, write_line, write_table
-from runstate.errors import AppendOutcomeUnknown, LogNotFound, RunstateError, Truncated
-from runstate.logs.registry import open_log, shown_url
+from runstate.errors import AppendOutcomeUnknown, LogNotFound, RunstateError, Truncated, shown_url
+from runstate.logs.registry import open_log
 from runstate.models.daemon import DAEMON, MaterializedState, scoped
 from runstate.models.daemon.events import default_daemon
 from runstate.runtimes.daemon import Client, Daemon, Server, socket_name

@@ -18,6 +18,7 @@ from runstate.cli.demo_runtimes import build_queue, session_fleet
 from runstate.cli.output import words, write_table
 from runstate.contracts import EngineStore
 from runstate.errors import LogFailed
+from runstate.logs.disk import RealDisk, make_directories
 from runstate.logs.log import AppendResult
 from runstate.models.engine.events import CanonicalEngineEvent
 from runstate.models.model import Alert, stable_uuid
@@ -35,7 +36,7 @@ def demo(
     """Run the whole system on embedded defaults: fleets of runs, kills, resumes, the proof, and a report."""
     path = to / "runstate-demo.db"
     try:
-        to.mkdir(parents=True, exist_ok=True)
+        make_directories(RealDisk(), to)
         for leftover in (path, to / f"{path.name}-wal", to / f"{path.name}-shm"):
             leftover.unlink(missing_ok=True)
         for made in ("runs", "sources", "desk", "other-desk", "builds", "pipeline"):

@@ -8,7 +8,7 @@ import typer
 
 from runstate.cli.options import AsJson, Url
 from runstate.cli.output import counted, progress, words, write_json, write_line
-from runstate.errors import StreamNotFound
+from runstate.errors import StreamNotFound, shown_url
 from runstate.logs.registry import open_log
 
 
@@ -31,7 +31,7 @@ def verify(
                 write_json(finding)
             else:
                 where = ":".join(str(part) for part in (finding.stream, finding.seq) if part is not None)
-                write_line(f"{where or url}: {finding.code}: {finding.message}".encode())
+                write_line(f"{where or shown_url(url)}: {finding.code}: {finding.message}".encode())
         if not damage and not warnings:
             words.print("intact" if log.streams(limit=1) else "intact, but there is nothing in it: 0 streams")
         else:

@@ -17,7 +17,8 @@ from rich.progress import Progress as Bar
 
 from runstate.cli.options import AsJson, ModelName
 from runstate.cli.output import counted, words, write_json, write_table
-from runstate.errors import RunstateError, Unsupported
+from runstate.errors import LogFailed, RunstateError, Unsupported
+from runstate.logs.disk import RealDisk, make_directories
 from runstate.models.rundir import RUNDIR, RunDirectory
 from runstate.runtimes.orchestrator import Orchestrator
 from runstate.runtimes.orchestrator.context import Progress
@@ -81,13 +82,25 @@ def resume(
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a pipeline that was interrupted, or bring a finished one up to date with its logs."""
+    """Go on with a pipeline that was interrupted, or bring a finished one up to date with its logs.
+
+    Passwords of URLs are not stored: set PGPASSWORD, use ~/.pgpass, or repeat `pipeline run` with the URLs.
+    """
     check_spark()
     from runstate.pipeline.stages import alone_in, read_inputs, write_inputs
 
     inputs, settings = read_inputs(to), _settings(master, remote, conf)
+    groups = {name: each.urls for name, each in inputs.items()}
     with alone_in(to):
-        write_inputs(to, {name: each.urls for name, each in inputs.items()}, next(iter(inputs.values())).settings)
+        try:
+            write_inputs(to, groups, next(iter(inputs.values())).settings)
+        except LogFailed as error:
+            if not any(url.startswith("postgresql:") for urls in groups.values() for url in urls):
+                raise
+            raise LogFailed(
+                f"{error}. Passwords are not stored in {to}: set PGPASSWORD, add the server to ~/.pgpass, or give the "
+                f"URLs again: runstate pipeline run URL --to {to}"
+            ) from error
         _go(to, list(inputs), set(force or []), settings, as_json)
 
 
@@ -219,7 +232,7 @@ def report(
     groups = grouped(urls, model)
     with spark_for(master, remote, conf, "report", urls) as spark:
         found = made(spark, [Part(each, name) for name, each in groups.items()])
-    to.mkdir(parents=True, exist_ok=True)
+    make_directories(RealDisk(), to)
     publish(to / "report.html", render(found))
     if as_json:
         write_json(found)

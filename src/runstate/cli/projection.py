@@ -19,10 +19,10 @@ from rich.table import Table
 from runstate.cli.options import AsJson, ModelName, existing
 from runstate.cli.output import counted, words, write_json, write_line, write_table
 from runstate.cli.pipeline import check_spark
-from runstate.errors import InvalidUrl, LogNotFound, RunstateError
+from runstate.errors import InvalidUrl, LogNotFound, RunstateError, shown_url
 from runstate.following import Follower, SinkOf, check_feed, store_sink
 from runstate.logbook import Entry, Logbook
-from runstate.logs.registry import open_log, shown_url
+from runstate.logs.registry import open_log
 from runstate.metrics import serve_metrics
 from runstate.models.canonical import digest
 from runstate.projector import Projector, lag_high_s
@@ -54,9 +54,9 @@ watch_s = 0.5
 
 
 def state_directory(urls: Sequence[str], model: str) -> Path:
-    """Where the logbook of a projector of these logs is, unless it was told where."""
+    """Where the logbook of a projector of these logs is by default. Another password is not another place."""
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return home / "runstate" / "projectors" / digest("\n".join([model, *sorted(urls)]).encode())[:16]
+    return home / "runstate" / "projectors" / digest("\n".join([model, *sorted(map(shown_url, urls))]).encode())[:16]
 
 
 def project(

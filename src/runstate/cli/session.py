@@ -12,7 +12,7 @@ import typer
 from runstate.cli import integrity, session_tree
 from runstate.cli.options import AsJson, Limit, Url
 from runstate.cli.output import progress, visible, words, write_json, write_line, write_table
-from runstate.errors import StreamNotFound, Unsupported
+from runstate.errors import StreamNotFound, Unsupported, shown_url
 from runstate.logs.disk import RealDisk, write_new
 from runstate.logs.log import EventLog
 from runstate.logs.registry import open_log
@@ -260,7 +260,7 @@ def verify(
             write_json(finding)
         else:
             where = ":".join(str(part) for part in (finding.stream, finding.seq) if part is not None)
-            write_line(f"{where or url}: {finding.code}: {finding.message}".encode())
+            write_line(f"{where or shown_url(url)}: {finding.code}: {finding.message}".encode())
     words.print(f"{damage} damaged, {warnings} warnings" if damage or warnings else "intact")
     raise typer.Exit(1 if damage else 0)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from runstate.logs.registry import shown_url
+from runstate.errors import shown_url
 from runstate.pipeline import page_charts as charts
 from runstate.pipeline.page_markup import (
     Html,

@@ -39,7 +39,7 @@ from runstate.errors import (
     NotALog,
     RunstateError,
 )
-from runstate.logs.disk import TEMP_SUFFIX, LockBusy, RealDisk, replace_durably, write_new
+from runstate.logs.disk import TEMP_SUFFIX, LockBusy, RealDisk, make_directories, replace_durably, write_new
 from runstate.logs.disk import Lock as KernelLock
 from runstate.logs.log import now
 from runstate.models.canonical import digest
@@ -191,7 +191,7 @@ class ParquetSink:
     def _publishing(self) -> Iterator[None]:
         try:
             for directory in (self._directory, self._directory / "data"):
-                directory.mkdir(parents=True, exist_ok=True)
+                make_directories(_disk, directory)
             lock = _locked(self._directory / ".lock")
         except OSError as error:
             raise _refused(self._directory, error) from error

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from runstate.logs.disk import write_private
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -33,7 +35,7 @@ def told_to(directory: str) -> Told:
         temporary = path.with_suffix(".tmp")
         # A disk that is full shows when results are written; the view of the progress is not worth a failure.
         with suppress(OSError):
-            temporary.write_bytes(msgspec.json.encode(progress))
+            write_private(temporary, msgspec.json.encode(progress))
             temporary.replace(path)
 
     return tell

@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from runstate.errors import LogBusy, LogFailed, LogNotFound
-from runstate.logs.disk import LockBusy, RealDisk, replace_durably
+from runstate.errors import LogBusy, LogFailed, LogNotFound, shown_url
+from runstate.logs.disk import LockBusy, RealDisk, make_directories, replace_durably
 from runstate.models.canonical import digest
 from runstate.pipeline.origins import model_of, open_origin
 from runstate.pipeline.page import render
@@ -38,6 +38,8 @@ from runstate.runtimes.orchestrator import Graph, Job
 place = "runstate.pipeline.stages:graph"
 spark_variable = "RUNSTATE_PIPELINE_SPARK"
 """How the processes of the run learn which Spark to use: JSON of `SparkSettings`. It changes no result."""
+_urls_variable = "RUNSTATE_PIPELINE_URLS"
+"""How they learn the secrets of URLs, which no file or command line holds: JSON, the whole URL by the stored one."""
 run_id = "pipeline"
 _stage_max_s = 7 * 86_400.0
 
@@ -47,6 +49,7 @@ class Inputs(msgspec.Struct, frozen=True):
 
     model: str
     urls: list[str]
+    """Without their secrets, in files of the present version."""
     directory: str
     """The pipeline's own, absolute."""
     versions: dict[str, str]
@@ -97,21 +100,30 @@ def grouped(urls: Sequence[str], model: str | None) -> dict[str, list[str]]:
 def write_inputs(directory: Path, groups: dict[str, list[str]], settings: dict[str, Any]) -> None:
     """Look at all logs, and write down what a run depends on. A file that says the same stays as it is.
 
+    The processes of the run get the URLs as they are, through the environment. The files get them without their
+    secrets, so another password changes nothing.
+
     Raises:
         LogNotFound, NotALog, Unsupported: a log cannot be read.
-        InvalidOption: the directory was made from more than these.
+        InvalidOption: the directory was made from more than these, or two URLs differ only in their secrets.
         LogFailed: the directory cannot be written.
     """
-    versions = {url: _version(url) for urls in groups.values() for url in urls}
+    given = {url: shown_url(url) for urls in groups.values() for url in urls}
+    if len(set(given.values())) < len(given):
+        raise InvalidOption("Two of the URLs are the same without their secrets; name each log once")
+    with_secrets = {shown: url for url, shown in given.items() if shown != url}
+    os.environ[_urls_variable] = msgspec.json.encode(with_secrets).decode()
+    versions = {shown: _version(url) for url, shown in given.items()}
+    shown = {model: [given[url] for url in urls] for model, urls in groups.items()}
     for model, before in _inputs_in(directory).items():
-        if dropped := set(before.urls) - set(groups.get(model, ())):
+        if dropped := set(map(shown_url, before.urls)) - set(shown.get(model, ())):
             raise InvalidOption(
                 f"{directory} was made from {min(dropped)} too, and its tables hold that; name all of its logs, "
                 "or choose another directory"
             )
     try:
-        (directory / "inputs").mkdir(parents=True, exist_ok=True)
-        for model, urls in groups.items():
+        make_directories(RealDisk(), directory / "inputs")
+        for model, urls in shown.items():
             found = Inputs(model, urls, str(directory.absolute()), {url: versions[url] for url in urls}, settings)
             path = directory / "inputs" / f"{model}.json"
             text = msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
@@ -147,7 +159,7 @@ def alone_in(directory: Path) -> Iterator[None]:
         LogFailed: the directory cannot be written.
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directories(RealDisk(), directory)
         lock = RealDisk().lock(directory / ".lock")
     except LockBusy as error:
         raise LogBusy(f"Another pipeline is at work in {directory}; try again when it is done") from error
@@ -268,7 +280,10 @@ def _spark(directory: str, stage: str, urls: Sequence[str] = ()) -> Any:
 
 
 def _inputs(job: Job) -> Inputs:
-    return msgspec.json.decode(job.read("inputs/{scope}.json"), type=Inputs)
+    """What the job depends on, with the whole URLs."""
+    stored = msgspec.json.decode(job.read("inputs/{scope}.json"), type=Inputs)
+    with_secrets = msgspec.json.decode(os.environ.get(_urls_variable, "{}"), type=dict[str, str])
+    return msgspec.structs.replace(stored, urls=[with_secrets.get(url, url) for url in stored.urls])
 
 
 def _ingest(job: Job) -> None:
@@ -314,7 +329,7 @@ def _audit(job: Job) -> None:
     # Named by what it is about: an audit of something else never looks like this one.
     to = root / "findings" / inputs.model / digest(job.read("inputs/{scope}.json"))[:16]
     shutil.rmtree(to.parent, ignore_errors=True)
-    to.parent.mkdir(parents=True, exist_ok=True)
+    make_directories(RealDisk(), to.parent)
     with tracked(spark, f"audit {inputs.model}", told_to(inputs.directory)):
         found = audits.audit(spark, proven, model=inputs.model, snapshots=root / "snapshots" / inputs.model)
         summary = audits.summary(audits.write(found, to))

@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 
 from runstate.errors import LogBusy, LogFailed, LogNotFound, LogTooNew, NotALog
-from runstate.logs.disk import LockBusy, RealDisk
+from runstate.logs.disk import LockBusy, RealDisk, make_directories, replace_durably
 from runstate.models.canonical import digest
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.sorted_files import FileEntry, TableDamaged, pieces
@@ -98,8 +98,8 @@ class Table:
             table = cls(directory, info)
             try:
                 for part in (table.data, table._commits):
-                    part.mkdir(parents=True, exist_ok=True)
-                _write_synced(directory / "table.json", msgspec.json.encode(info) + b"\n")
+                    make_directories(RealDisk(), part)
+                replace_durably(RealDisk(), directory / "table.json", msgspec.json.encode(info) + b"\n")
             except OSError as error:
                 raise LogFailed(f"{directory} cannot be written: {error.strerror}; choose another target") from error
             return table
@@ -159,8 +159,9 @@ class Table:
         """Make a job's files count, all at once. The caller is `writing`."""
         body = msgspec.json.encode(commit)
         try:
-            _sync_directory(self.data)
-            _write_synced(
+            RealDisk().sync_directory(self.data)
+            replace_durably(
+                RealDisk(),
                 self._commits / _commit_name(commit.number),
                 msgspec.json.encode(_Sealed(digest(body), msgspec.Raw(body))) + b"\n",
             )
@@ -194,17 +195,3 @@ def _unsealed(path: Path) -> Commit:
         return msgspec.json.decode(body, type=Commit)
     except (OSError, msgspec.MsgspecError) as error:
         raise TableDamaged(f"{path} cannot be read: {error}", path=str(path)) from error
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    temporary = Path(RealDisk().temp_name(path))
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-    _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    RealDisk().sync_directory(path)
