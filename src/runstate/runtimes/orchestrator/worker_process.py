@@ -71,5 +71,5 @@ def _described(error: BaseException) -> dict[str, str]:
 
 def _cut(text: str) -> str:
     """Text that can be stored: without secrets, not too long, and without lone surrogates."""
-    stored = redact(text.encode("utf-8", "replace").decode())
-    return stored if len(stored) <= _text_max else f"{stored[:_text_max]}… (cut, it has {len(stored)} characters)"
+    stored = redact(text[:_text_max].encode("utf-8", "replace").decode())
+    return stored if len(text) <= _text_max else f"{stored}… (cut, it has {len(text)} characters)"
