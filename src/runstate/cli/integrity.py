@@ -96,7 +96,7 @@ def write_finding(finding: Finding, as_json: bool, url: str) -> None:
         write_json(finding)
         return
     where = ":".join(str(part) for part in (finding.stream, finding.seq) if part is not None)
-    write_line(f"{where or url}: {finding.code}: {finding.message}".encode())
+    write_line(f"{where or shown_url(url)}: {finding.code}: {finding.message}".encode())
 
 
 def _findings(store: AnyStore, stream: str | None) -> Iterator[Finding]:

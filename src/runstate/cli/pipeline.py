@@ -16,7 +16,8 @@ from runstate.cli.options import AsJson, ModelName
 from runstate.cli.output import counted, words, write_json
 from runstate.cli.progress_display import Display, showing
 from runstate.cli.tables import write_table
-from runstate.errors import RunstateError, Unsupported
+from runstate.errors import LogFailed, RunstateError, Unsupported
+from runstate.logs.disk import RealDisk, make_directories
 from runstate.logs.target_directory import writing_to
 from runstate.models.rundir import RUNDIR, RunDirectory
 from runstate.runtimes.orchestrator import Orchestrator
@@ -81,15 +82,26 @@ def resume(
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a pipeline that was interrupted, or bring a finished one up to date with its logs."""
+    """Go on with a pipeline that was interrupted, or bring a finished one up to date with its logs.
+
+    Passwords of URLs are not stored: set PGPASSWORD, use ~/.pgpass, or repeat `pipeline run` with the URLs.
+    """
     check_spark()
     from runstate.pipeline.pipeline_directory import alone_in
     from runstate.pipeline.stages import read_inputs, write_inputs
 
     inputs, settings = read_inputs(to), spark_settings(master, remote, conf)
+    groups = {place: each.urls for place, each in inputs.items()}
     with alone_in(to):
-        groups = {place: each.urls for place, each in inputs.items()}
-        models = write_inputs(to, groups, next(iter(inputs.values())).settings)
+        try:
+            models = write_inputs(to, groups, next(iter(inputs.values())).settings)
+        except LogFailed as error:
+            if not any(url.startswith("postgresql:") for urls in groups.values() for url in urls):
+                raise
+            raise LogFailed(
+                f"{error}. Passwords are not stored in {to}: set PGPASSWORD, add the server to ~/.pgpass, or give the "
+                f"URLs again: runstate pipeline run URL --to {to}"
+            ) from error
         _go(to, models, set(force or []), settings, as_json)
 
 
@@ -229,7 +241,7 @@ def report(
     with spark_for(master, remote, conf, "report", urls) as spark:
         found = made(spark, [Part(each, name) for name, each in groups.items()])
     with writing_to(to):
-        to.mkdir(parents=True, exist_ok=True)
+        make_directories(RealDisk(), to)
     publish(to / "report.html", render(found))
     if as_json:
         write_json(found)

@@ -20,11 +20,11 @@ from runstate.cli.output import counted, words, write_json, write_line
 from runstate.cli.pipeline import check_spark
 from runstate.cli.progress_display import Display, Progress, Watch
 from runstate.cli.tables import write_table
-from runstate.errors import InvalidUrl, LogNotFound, RunstateError
+from runstate.errors import InvalidUrl, LogNotFound, RunstateError, shown_url
 from runstate.following import Follower, SinkOf, check_feed, store_sink
 from runstate.logbook import Entry, Logbook
 from runstate.logs.pending import Blocker, oldest_pending
-from runstate.logs.registry import open_log, shown_url
+from runstate.logs.registry import open_log
 from runstate.metrics import serve_metrics
 from runstate.models.canonical import digest
 from runstate.projector import Projector, lag_high_s
@@ -56,9 +56,9 @@ watch_s = 0.5
 
 
 def state_directory(urls: Sequence[str], model: str) -> Path:
-    """Where the logbook of a projector of these logs is, unless it was told where."""
+    """Where the logbook of a projector of these logs is by default. Another password is not another place."""
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return home / "runstate" / "projectors" / digest("\n".join([model, *sorted(urls)]).encode())[:16]
+    return home / "runstate" / "projectors" / digest("\n".join([model, *sorted(map(shown_url, urls))]).encode())[:16]
 
 
 def project(

@@ -24,7 +24,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that users of Spark know
 
 from runstate.errors import InvalidUrl, LogNotFound, LogTooNew, Unsupported
-from runstate.logs.disk import RealDisk, temp_target
+from runstate.logs.disk import DIRECTORY_MODE, FILE_MODE, RealDisk, make_directories, temp_target
 from runstate.logs.log import Finding, now
 from runstate.logs.target_directory import cannot_write, check_target, remove_own
 from runstate.models.model import AnyModel
@@ -358,14 +358,19 @@ def write(frame: DataFrame, to: Path) -> DataFrame:
     to = to.absolute()
     check_findings_target(to)
     temporary = Path(RealDisk().temp_name(to))
+    rows = temporary / "rows"
     try:
+        make_directories(RealDisk(), temporary)
         with readable("audit"):
-            frame.write.parquet(f"file://{temporary}")
-        for path in temporary.iterdir():
+            frame.write.parquet(f"file://{rows}")
+        # Executors write with a mode of their own. Nobody else can look into the directory until it is right.
+        for path in rows.iterdir():
             with open(path, "rb+") as file:
+                os.fchmod(file.fileno(), FILE_MODE)
                 os.fsync(file.fileno())
-        RealDisk().sync_directory(temporary)
-        temporary.rename(to)
+        rows.chmod(DIRECTORY_MODE)
+        RealDisk().sync_directory(rows)
+        rows.rename(to)
         RealDisk().sync_directory(to.parent)
     except OSError as error:
         raise cannot_write(to, error) from error

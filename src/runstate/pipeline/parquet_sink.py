@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 
 from runstate.errors import LogBusy, LogDamaged, LogNotFound, NotALog, RunstateError
 from runstate.logs.disk import Lock as KernelLock
-from runstate.logs.disk import LockBusy, RealDisk, replace_durably, write_new
+from runstate.logs.disk import LockBusy, RealDisk, make_directories, replace_durably, write_new
 from runstate.logs.log import now
 from runstate.logs.target_directory import remove_own, writing_to
 from runstate.models.canonical import digest
@@ -159,7 +159,7 @@ class ParquetSink:
     def _publishing(self) -> Iterator[None]:
         with writing_to(self._directory):
             for directory in (self._directory, self._directory / "data"):
-                directory.mkdir(parents=True, exist_ok=True)
+                make_directories(_disk, directory)
             lock = _locked(self._directory / ".lock")
             try:
                 yield

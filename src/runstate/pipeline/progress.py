@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from runstate.logs.disk import RealDisk
+from runstate.logs.disk import RealDisk, write_private
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +35,7 @@ def told_to(directory: str) -> Told:
         temporary = Path(RealDisk().temp_name(path))
         # A disk that is full shows when results are written; the view of the progress is not worth a failure.
         with suppress(OSError):
-            temporary.write_bytes(msgspec.json.encode(progress))
+            write_private(temporary, msgspec.json.encode(progress))
             temporary.replace(path)
 
     return tell

@@ -26,8 +26,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from runstate.errors import LogNotFound, UnknownModel
-from runstate.logs.disk import RealDisk, replace_durably
+from runstate.errors import LogNotFound, UnknownModel, shown_url
+from runstate.logs.disk import RealDisk, make_directories, replace_durably
 from runstate.logs.target_directory import writing_to
 from runstate.models.canonical import digest
 from runstate.models.registry import find_model
@@ -42,6 +42,8 @@ from runstate.runtimes.orchestrator import Graph, Job
 place = "runstate.pipeline.stages:graph"
 spark_variable = "RUNSTATE_PIPELINE_SPARK"
 """How the processes of the run learn which Spark to use: JSON of `SparkSettings`. It changes no result."""
+_urls_variable = "RUNSTATE_PIPELINE_URLS"
+"""How they learn the secrets of URLs, which no file or command line holds: JSON, the whole URL by the stored one."""
 run_id = "pipeline"
 _stage_max_s = 7 * 86_400.0
 _directory_name = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -53,6 +55,7 @@ class Inputs(msgspec.Struct, frozen=True):
     model: str
     """Where the model is: its name if it is installed, or its place, with an absolute path."""
     urls: list[str]
+    """Without their secrets, in files of the present version."""
     directory: str
     """The pipeline's own, absolute."""
     versions: dict[str, str]
@@ -126,26 +129,34 @@ def model_name(place: str) -> str:
 def write_inputs(directory: Path, groups: dict[str, list[str]], settings: dict[str, Any]) -> list[str]:
     """Look at all logs, and write down what a run depends on. A file that says the same stays as it is.
 
-    Returns the names of the models.
+    Returns the names of the models. The processes of the run get the URLs as they are, through the environment. The
+    files get them without their secrets, so another password changes nothing.
 
     Raises:
         LogNotFound, NotALog, Unsupported: a log cannot be read.
-        InvalidOption: the directory was made from more than these, or two models have one name.
+        InvalidOption: the directory was made from more than these, two models have one name, or two URLs differ only
+            in their secrets.
         LogFull, LogFailed: the directory cannot be written.
     """
-    versions = {url: _version(url) for urls in groups.values() for url in urls}
+    given = {url: shown_url(url) for urls in groups.values() for url in urls}
+    if len(set(given.values())) < len(given):
+        raise InvalidOption("Two of the URLs are the same without their secrets; name each log once")
+    with_secrets = {shown: url for url, shown in given.items() if shown != url}
+    os.environ[_urls_variable] = msgspec.json.encode(with_secrets).decode()
+    versions = {shown: _version(url) for url, shown in given.items()}
+    shown = {model: [given[url] for url in urls] for model, urls in groups.items()}
     names = {model: model_name(model) for model in groups}
     if len(set(names.values())) < len(names):
         raise InvalidOption(f"Two of the models have one name: {', '.join(names)}. Run a pipeline for each")
     for model, before in inputs_in(directory).items():
-        if dropped := set(before.urls) - set(groups.get(model, ())):
+        if dropped := set(map(shown_url, before.urls)) - set(shown.get(model, ())):
             raise InvalidOption(
                 f"{directory} was made from {min(dropped)} too, and its tables hold that; name all of its logs, "
                 "or choose another directory"
             )
     with writing_to(directory):
-        (directory / "inputs").mkdir(parents=True, exist_ok=True)
-        for model, urls in groups.items():
+        make_directories(RealDisk(), directory / "inputs")
+        for model, urls in shown.items():
             found = Inputs(model, urls, str(directory.absolute()), {url: versions[url] for url in urls}, settings)
             path = directory / "inputs" / f"{names[model]}.json"
             text = msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
@@ -282,7 +293,10 @@ def _spark(directory: str, stage: str, urls: Sequence[str] = ()) -> Any:
 
 
 def _inputs(job: Job) -> Inputs:
-    return msgspec.json.decode(job.read("inputs/{scope}.json"), type=Inputs)
+    """What the job depends on, with the whole URLs."""
+    stored = msgspec.json.decode(job.read("inputs/{scope}.json"), type=Inputs)
+    with_secrets = msgspec.json.decode(os.environ.get(_urls_variable, "{}"), type=dict[str, str])
+    return msgspec.structs.replace(stored, urls=[with_secrets.get(url, url) for url in stored.urls])
 
 
 def _ingest(job: Job) -> None:
@@ -328,7 +342,7 @@ def _audit(job: Job) -> None:
     # Named by what it is about: an audit of something else never looks like this one.
     to = root / "findings" / inputs.name / digest(job.read("inputs/{scope}.json"))[:16]
     with writing_to(to.parent):
-        to.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(RealDisk(), to.parent)
         audits.remove_findings(to.parent)
     with tracked(spark, f"audit {inputs.name}", told_to(inputs.directory)):
         found = audits.audit(spark, proven, model=inputs.model, snapshots=root / "snapshots" / inputs.name)

@@ -21,7 +21,7 @@ import msgspec
 import pyarrow as pa
 
 from runstate.errors import LogBusy, LogFailed, LogNotFound, LogTooNew, NotALog
-from runstate.logs.disk import TEMP, LockBusy, RealDisk
+from runstate.logs.disk import TEMP, LockBusy, RealDisk, make_directories, replace_durably
 from runstate.logs.target_directory import check_target, remove_own, writing_to
 from runstate.models.canonical import digest
 from runstate.pipeline.shards import Shard
@@ -114,8 +114,8 @@ class Table:
             table = cls(directory, info)
             with writing_to(directory):
                 for part in (table.data, table._commits):
-                    part.mkdir(parents=True, exist_ok=True)
-                _write_synced(directory / "table.json", msgspec.json.encode(info) + b"\n")
+                    make_directories(RealDisk(), part)
+                replace_durably(RealDisk(), directory / "table.json", msgspec.json.encode(info) + b"\n")
             return table
         if (found.info.kind, found.info.model) != (info.kind, info.model):
             raise NotALog(
@@ -171,8 +171,9 @@ class Table:
         """Make a job's files count, all at once. The caller is `writing`."""
         body = msgspec.json.encode(commit)
         with writing_to(self.directory):
-            _sync_directory(self.data)
-            _write_synced(
+            RealDisk().sync_directory(self.data)
+            replace_durably(
+                RealDisk(),
                 self._commits / _commit_name(commit.number),
                 msgspec.json.encode(_Sealed(digest(body), msgspec.Raw(body))) + b"\n",
             )
@@ -204,17 +205,3 @@ def _unsealed(path: Path) -> Commit:
         return msgspec.json.decode(body, type=Commit)
     except (OSError, msgspec.MsgspecError) as error:
         raise TableDamaged(f"{path} cannot be read: {error}", path=str(path)) from error
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    temporary = Path(RealDisk().temp_name(path))
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-    _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    RealDisk().sync_directory(path)

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from runstate.logs.disk import Disk, Lock, LockBusy, RealDisk, replace_durably, write_new
+from runstate.logs.disk import Lock, LockBusy, RealDisk, make_directories, replace_durably, write_new
 from runstate.models.canonical import digest
 from runstate.models.rundir.state import RunDirectory, WorkItem
 
@@ -57,7 +57,7 @@ class ArtifactFiles:
             LockBusy: somebody else holds it.
             OSError: the directory cannot be made, or not be written to.
         """
-        make_directory(self._disk, self._directory)
+        make_directories(self._disk, self._directory)
         for _ in range(_lock_tries):
             with suppress(LockBusy):
                 return self._disk.lock(self._lock_file)
@@ -91,7 +91,8 @@ class ArtifactFiles:
     def stage(self) -> Path:
         """A new directory for the outputs of one job, of which nobody else knows."""
         staging = self._staging / secrets.token_hex(8)
-        staging.mkdir(parents=True)
+        make_directories(self._disk, self._staging)
+        self._disk.make_directory(staging)
         return staging
 
     def publish(self, work_item_id: str, outputs: dict[str, bytes], rewritten: Iterable[str] = ()) -> None:
@@ -106,10 +107,10 @@ class ArtifactFiles:
         ready = self.stage()
         for number, (name, data) in enumerate(outputs.items()):
             write_new(self._disk, ready / str(number), data)
-            make_directory(self._disk, self.path(name).parent)
+            make_directories(self._disk, self.path(name).parent)
         for name in rewritten:
             kept = self._undo(work_item_id) / digest(outputs[name]) / name
-            make_directory(self._disk, kept.parent)
+            make_directories(self._disk, kept.parent)
             replace_durably(self._disk, kept, self.path(name).read_bytes())
         try:
             for number, name in enumerate(outputs):
@@ -147,15 +148,6 @@ class ArtifactFiles:
             # Anything else that stands there now was put there by somebody else, and is theirs.
             if sha256_of(target) == replacement:
                 replace_durably(self._disk, target, path.read_bytes())
-
-
-def make_directory(disk: Disk, path: Path) -> None:
-    """Make a directory and those above it, so that they survive a power cut."""
-    if not path.is_dir():
-        make_directory(disk, path.parent)
-        with suppress(FileExistsError):
-            disk.make_directory(path)
-        disk.sync_directory(path.parent)
 
 
 def newest_items(state: RunDirectory) -> dict[tuple[str, str], WorkItem]:
