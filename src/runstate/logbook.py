@@ -19,7 +19,7 @@ from uuid import uuid4
 import msgspec
 
 from runstate.errors import InvalidUrl, LogBusy, LogFailed, LogNotFound, NotALog, shown_url
-from runstate.logs.disk import LockBusy, RealDisk
+from runstate.logs.disk import LockBusy, RealDisk, make_directories
 from runstate.logs.log import Position, now
 from runstate.logs.permissions import denial, is_writable, not_writable
 from runstate.logs.sqlite.readers import ReadOnlyReaders, can_write

@@ -164,8 +164,8 @@ def server() -> Iterator[Server]:
 def world(server: Server, tmp_path_factory: pytest.TempPathFactory) -> World:
     made = World(tmp_path_factory.mktemp("secrets"))
     fleets = {model: histories(model, 0, 4) for model in ("engine", "rundir", "session", "daemon")}
-    for model, streams in fleets.items():
-        (made.given / f"{model}.ndjson").write_bytes(b"\n".join(line for lines in streams.values() for line in lines))
+    for model, fleet in fleets.items():
+        (made.given / f"{model}.ndjson").write_bytes(b"\n".join(line for lines in fleet.values() for line in lines))
     (made.given / "app.py").write_text(application)
     with open_store(server.url("second"), on_alert=lambda alert: None) as store:
         # The same streams in another log: what an ingest quarantines, and an audit finds.

@@ -12,7 +12,7 @@ from runstate.cli.options import AsJson, ModelName, Url, existing
 from runstate.cli.output import counted, words, write_json, write_line
 from runstate.cli.progress_display import track
 from runstate.cli.seals import KeyFile, SealsFile, read_seals_for, seal_findings
-from runstate.errors import RunstateError, StreamNotFound
+from runstate.errors import RunstateError, StreamNotFound, shown_url
 from runstate.logs.log import Capability, Finding
 from runstate.store import Store
 

@@ -1,7 +1,6 @@
 """The only door to the operating system's file API.
 
-A file log sees a `Disk` and nothing else, so that tests can hand it a `SimulatedDisk` that fails and
-loses power. The contract is the one POSIX gives, no more:
+A file log sees only a `Disk`, so that tests can hand it a `SimulatedDisk` that fails and loses power. The contract:
 
 - What was appended survives a power cut once `File.sync` has returned.
 - A name (new, renamed, removed) survives once `sync_directory` of its directory has returned; syncing a
