@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,14 @@ def _uses_a_stand_in(item: pytest.Item) -> bool:
     )
     used = {value for value in parameters if isinstance(value, str)} | {item.path.stem.removeprefix("test_")}
     return not used.isdisjoint(_stand_ins)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests and the commands that they start leave the state directory of the user alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ from runstate.following import Follower, SinkOf, check_feed, store_sink
 from runstate.logbook import Entry, Logbook
 from runstate.logs.pairing import default_model
 from runstate.logs.registry import open_log, shown_url
+from runstate.logs.user_state import user_state_directory
 from runstate.metrics import serve_metrics
 from runstate.models.canonical import digest
 from runstate.projector import Projector, lag_high_s
@@ -56,8 +56,7 @@ watch_s = 0.5
 
 def state_directory(urls: Sequence[str], model: str) -> Path:
     """Where the logbook of a projector of these logs is, unless it was told where."""
-    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return home / "runstate" / "projectors" / digest("\n".join([model, *sorted(urls)]).encode())[:16]
+    return user_state_directory() / "projectors" / digest("\n".join([model, *sorted(urls)]).encode())[:16]
 
 
 def project(
