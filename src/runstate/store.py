@@ -341,17 +341,8 @@ class Store(Generic[W, E, S]):
 
     def _fold(self, state: S, stream: str, after_seq: int, until_seq: int | None) -> S:
         # Looking back raises no alerts: whoever folded these events first has raised them.
-        try:
+        with translate_model_errors(self.model, stream):
             return self.model.fold(state, self.log.lines(stream, after_seq=after_seq, until_seq=until_seq))
-        except (InvalidEvent, InvalidJson) as error:
-            raise type(error)(f"{error}; is {self.model.name!r} the right model?", **error.details) from error
-        except RunstateError:
-            raise
-        except Exception as error:
-            raise ModelFailed(
-                f"The model {self.model.name!r} cannot fold the stream {stream!r}: {error!r}; is it the right model?",
-                stream=stream,
-            ) from error
 
     def _seq_at(self, stream: str, at: datetime | str) -> int:
         """The last seq that was stored by a time. A prefix, even if the authority's clock once went backwards."""
@@ -364,6 +355,26 @@ class Store(Generic[W, E, S]):
             stored_by_then = [r.seq for r in page if datetime.fromisoformat(r.persisted_at) <= moment]
             found = max([found, *stored_by_then])
         return found
+
+
+@contextmanager
+def translate_model_errors(model: AnyModel, stream: str) -> Iterator[None]:
+    """Turn whatever a model raises while it folds a stream into an error of ours.
+
+    Raises:
+        InvalidEvent, InvalidJson, ModelFailed: with the name of the model.
+    """
+    try:
+        yield
+    except (InvalidEvent, InvalidJson) as error:
+        raise type(error)(f"{error}; is {model.name!r} the right model?", **error.details) from error
+    except RunstateError:
+        raise
+    except Exception as error:
+        raise ModelFailed(
+            f"The model {model.name!r} cannot fold the stream {stream!r}: {error!r}; is it the right model?",
+            stream=stream,
+        ) from error
 
 
 @contextmanager

@@ -7,12 +7,12 @@ gets the sign in front.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import PurePath
 
 from runstate.errors import InvalidStream, LogBusy, LogFailed, LogFull, LogNotFound, NotALog, RunstateError
-from runstate.logs.disk import Disk, File, Lock, LockBusy
+from runstate.logs.disk import Disk, File, Lock, LockBusy, refuse_links
 from runstate.models.model import check_stream
 
 _full = {errno.ENOSPC, errno.EDQUOT}
@@ -82,12 +82,14 @@ def translated() -> Iterator[None]:
         raise translate(error) from error
 
 
-def lock_in(disk: Disk, path: PurePath, *, shared: bool = False) -> Lock:
-    """Take a lock whose directory is made with the first one.
+def lock_in(disk: Disk, path: PurePath, *, shared: bool = False, writes_to: Sequence[PurePath] = ()) -> Lock:
+    """Take a lock whose directory is made with the first one, to write into the directories `writes_to`.
 
     Raises:
         LockBusy: somebody holds it.
+        OSError: one of these directories is a symbolic link.
     """
+    refuse_links(disk, path.parent, *writes_to)
     try:
         return disk.lock(path, shared=shared)
     except FileNotFoundError:
@@ -127,8 +129,8 @@ def prepare_root(disk: Disk, root: PurePath, create: bool) -> bool:
         LogFailed: it cannot be made: no such directory above it, no permission.
     """
     try:
-        # Opened to be written to, a directory refuses, a file does not: the cheapest way to tell them apart.
-        disk.open(root).close()
+        # To be read, since the caller may name the directory by a link, which is not opened to be changed.
+        disk.open(root, read_only=True).close()
     except IsADirectoryError:
         return False
     except FileNotFoundError:

@@ -8,6 +8,9 @@ loses power. The contract is the one POSIX gives, no more:
   file says nothing about its name.
 - A rename is atomic: after a crash its target is the old file or the new one.
 
+A file that is a symbolic link is read, and never opened to be changed: whoever made the link would choose what is
+changed. A caller may name a directory by a link; see `refuse_links` for the directories inside a log.
+
 Errors are plain `OSError`s with an errno, and the two classes below. A log translates them.
 """
 
@@ -18,7 +21,7 @@ import secrets
 import stat
 import sys
 from contextlib import closing, suppress
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Protocol, Self
 
 import filelock
@@ -65,6 +68,9 @@ class Disk(Protocol):
     def read(self, path: PurePath) -> bytes: ...
 
     def exists(self, path: PurePath) -> bool: ...
+
+    def is_link(self, path: PurePath) -> bool:
+        """Whether a symbolic link is there, wherever it leads."""
 
     def stamp(self, path: PurePath) -> tuple[int, str]:
         """A file's size, and a text that changes whenever the file does, or is another one."""
@@ -205,22 +211,41 @@ def replace_durably(disk: Disk, path: PurePath, data: bytes) -> None:
     disk.sync_directory(path.parent)
 
 
+def refuse_links(disk: Disk, *paths: PurePath) -> None:
+    """Check that none of these directories of a log is a symbolic link, before something is written into them.
+
+    Raises:
+        OSError (ELOOP): one is.
+    """
+    for path in paths:
+        if disk.is_link(path):
+            raise _refused_link(path)
+
+
+def _refused_link(path: PurePath) -> OSError:
+    return OSError(errno.ELOOP, "it is a symbolic link, and nothing is written through links inside a log", str(path))
+
+
 class RealDisk:
     """The disk of this machine. Files are made with mode 0600, directories with 0700."""
 
     def open(self, path: PurePath, *, create: bool = False, read_only: bool = False) -> File:
         if read_only:
-            return File(_RealDescriptor.of_file(path), path)
-        return File(_RealDescriptor(path, _changing | (os.O_CREAT if create else 0)), path)
+            return File(_RealDescriptor(_open_file(path)), path)
+        return File(_RealDescriptor(_open(path, _changing | (os.O_CREAT if create else 0))), path)
 
     def create(self, path: PurePath) -> File:
-        return File(_RealDescriptor(path, _changing | os.O_CREAT | os.O_EXCL), path)
+        return File(_RealDescriptor(_open(path, _changing | os.O_CREAT | os.O_EXCL)), path)
 
     def read(self, path: PurePath) -> bytes:
-        return Path(path).read_bytes()
+        with open(_open_file(path), "rb") as file:
+            return file.read()
 
     def exists(self, path: PurePath) -> bool:
         return os.path.exists(path)
+
+    def is_link(self, path: PurePath) -> bool:
+        return os.path.islink(path)
 
     def stamp(self, path: PurePath) -> tuple[int, str]:
         found = os.stat(path)
@@ -254,7 +279,7 @@ class RealDisk:
         if shared:
             return _SharedLock(path)
         # Made here, because filelock would also make missing directories, with a mode of its own choice.
-        _RealDescriptor(path, _changing | os.O_CREAT).close()
+        os.close(_open(path, _changing | os.O_CREAT))
         # No soft fallback: where the kernel can't lock, a marker file only pretends to. Not thread-local:
         # a writer may be closed by another thread than the one that opened it.
         lock = filelock.FileLock(path, fallback_to_soft=False, thread_local=False)
@@ -268,14 +293,38 @@ class RealDisk:
         return path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMP_SUFFIX}")
 
 
-_changing = os.O_RDWR | os.O_APPEND
+_changing = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW
+
+
+def _open(path: PurePath, flags: int) -> int:
+    try:
+        return os.open(path, flags, FILE_MODE)
+    except OSError as error:
+        if error.errno == errno.ELOOP and flags & os.O_NOFOLLOW:
+            raise _refused_link(path) from error
+        raise
+
+
+def _open_file(path: PurePath) -> int:
+    """Open a file to read it. A pipe or a device in its place is refused: reading it may never end.
+
+    IsADirectoryError: a directory is there. The kernel would open it too, and refuse only to read from it.
+    """
+    fd = _open(path, os.O_RDONLY | os.O_NONBLOCK)
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return fd
+    os.close(fd)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
 
 
 class _SharedLock:
     """filelock's locks are exclusive; this one uses the same call of the kernel, so that each knows of the other."""
 
     def __init__(self, path: PurePath) -> None:
-        self._fd = os.open(path, _changing | os.O_CREAT, FILE_MODE)
+        self._fd = _open(path, _changing | os.O_CREAT)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError as busy:
@@ -292,17 +341,8 @@ class _SharedLock:
 
 
 class _RealDescriptor:
-    def __init__(self, path: PurePath, flags: int) -> None:
-        self._fd = os.open(path, flags, FILE_MODE)
-
-    @classmethod
-    def of_file(cls, path: PurePath) -> Self:
-        """To read alone. The kernel would open a directory too, and refuse only to read from it."""
-        opened = cls(path, os.O_RDONLY)
-        if stat.S_ISDIR(os.fstat(opened._fd).st_mode):
-            opened.close()
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        return opened
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
 
     def write(self, data: memoryview) -> int:
         return os.write(self._fd, data)

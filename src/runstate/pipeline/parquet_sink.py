@@ -42,7 +42,7 @@ from runstate.errors import (
 from runstate.logs.disk import TEMP_SUFFIX, LockBusy, RealDisk, replace_durably, write_new
 from runstate.logs.disk import Lock as KernelLock
 from runstate.logs.log import now
-from runstate.models.canonical import digest
+from runstate.models.canonical import digest, undecodable
 from runstate.models.model import AnyModel
 from runstate.sinks import Projected
 
@@ -340,7 +340,7 @@ def read_manifest(path: Path) -> Manifest:
         raise LogFailed(f"{path} cannot be read: {error.strerror}") from error
     try:
         found = msgspec.json.decode(text, type=Manifest)
-    except msgspec.MsgspecError as error:
+    except undecodable as error:
         raise NotALog(f"{path} is no manifest of ours: {error}") from error
     if found.format > _format:
         raise LogTooNew(f"{path} has format {found.format}; upgrade Runstate to read it")

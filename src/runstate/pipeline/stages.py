@@ -26,7 +26,7 @@ import msgspec
 
 from runstate.errors import LogBusy, LogFailed, LogNotFound, NotALog
 from runstate.logs.disk import LockBusy, RealDisk, replace_durably
-from runstate.models.canonical import digest
+from runstate.models.canonical import digest, undecodable
 from runstate.models.registry import find_model, resolve_model
 from runstate.pipeline.origins import model_of, open_origin
 from runstate.pipeline.page import render
@@ -146,7 +146,7 @@ def _inputs_in(directory: Path) -> dict[str, Inputs]:
     for path in sorted((directory / "inputs").glob("*.json")):
         try:
             found[path.stem] = msgspec.json.decode(path.read_bytes(), type=Inputs)
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, *undecodable) as error:
             raise NotALog(f"{path} is not a file of a pipeline's inputs: {error}; choose another directory") from error
     return found
 

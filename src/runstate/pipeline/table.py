@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from runstate.errors import LogBusy, LogFailed, LogNotFound, LogTooNew, NotALog
 from runstate.logs.disk import LockBusy, RealDisk
-from runstate.models.canonical import digest
+from runstate.models.canonical import digest, undecodable
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.sorted_files import FileEntry, TableDamaged, pieces
 
@@ -82,7 +82,7 @@ class Table:
             if version > _version:
                 raise LogTooNew(f"The table in {directory} has version {version}; upgrade Runstate to read it")
             return cls(directory, msgspec.json.decode(text, type=TableInfo))
-        except msgspec.MsgspecError as error:
+        except undecodable as error:
             raise NotALog(f"{directory}/table.json is no table of ours: {error}") from error
 
     @classmethod
@@ -197,7 +197,7 @@ def _unsealed(path: Path) -> Commit:
         if digest(body) != sealed.sha256:
             raise TableDamaged(f"{path} does not fit its digest", path=str(path))
         return msgspec.json.decode(body, type=Commit)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *undecodable) as error:
         raise TableDamaged(f"{path} cannot be read: {error}", path=str(path)) from error
 
 

@@ -17,7 +17,7 @@ import msgspec
 from runstate.errors import LogFailed, RunstateError
 from runstate.logs.disk import DIRECTORY_MODE, RealDisk, replace_durably
 from runstate.logs.user_state import user_state_directory
-from runstate.models.canonical import digest
+from runstate.models.canonical import digest, undecodable
 
 records_max = 10_000
 """When there are more, the oldest are removed: those runs need --app to be resumed."""
@@ -101,7 +101,7 @@ def _read(path: Path) -> StartedRun | None:
             raise AppNotRecorded(f"{path} is not trusted: another user owns it or can write to it.")
         try:
             return msgspec.json.decode(opened.read(_record_bytes_max), type=StartedRun)
-        except msgspec.MsgspecError as error:
+        except undecodable as error:
             raise AppNotRecorded(f"{path} is not the record of a run: {error}.") from error
 
 
