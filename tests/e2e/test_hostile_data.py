@@ -85,9 +85,9 @@ def scene(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Iterator
             del sys.modules[name]
 
 
-def fill(url: str, model: str, runs: int = 1) -> str:
+def fill(url: str, model: str, seed: int = 0) -> str:
     """Write a small fleet; the id of its first stream."""
-    found = histories(model, 0, runs)
+    found = histories(model, seed, 1)
     with open_store(url, model, on_alert=lambda alert: None) as store:
         for lines in found.values():
             store.append_events([store.model.parse(line) for line in lines])
@@ -387,3 +387,73 @@ def test_whatever_stands_in_place_of_an_event_every_reader_ends_in_good_order(
                 log.adopt(stream, hostile)
     for reader in [*log_readers, *own_readers.get(scheme, ())]:
         scene.run(*reader(f"{scheme}:log", stream))
+
+
+app = """
+import time
+from runstate.runtimes.orchestrator import Graph
+graph = Graph("honest")
+@graph.node("n").worker(outputs=["deep/er/out.txt"])
+def work(job):
+    job.write("deep/er/out.txt", str(time.time_ns()))
+"""
+
+
+@pytest.mark.parametrize(
+    "place", [".", "artifacts", "artifacts/deep", "artifacts/deep/er", ".staging", ".orchestrator.lock", "failure.md"]
+)
+def test_resume_writes_through_no_link_inside_a_run(scene: Scene, place: str) -> None:
+    (scene.here / "app.py").write_text(app)
+    assert scene.run("run", "app.py:graph", "--id", "r").code == 0
+    move_outside(scene, scene.here / "runs" / "r" / place)
+    scene.run("resume", "r", "--app", "app.py:graph", "--force", "n")
+
+
+@pytest.mark.parametrize("place", ["packs", "archive.json", ".lock"])
+def test_archiving_writes_through_no_link_inside_an_archive(scene: Scene, place: str) -> None:
+    make_archive(scene.here / "archive")
+    fill("sqlite:more.db", "engine", seed=2)
+    move_outside(scene, scene.here / "archive" / place)
+    scene.run("archive", "sqlite:more.db", "--to", "archive", "--keep", "--older-than", "0s")
+
+
+@pytest.mark.parametrize("place", ["data", "commits", ".lock"])
+def test_nothing_is_written_through_a_link_inside_a_table(scene: Scene, place: str) -> None:
+    from runstate.pipeline.table import Commit, Table
+
+    make_table(scene.here / "table", "engine")
+    (scene.here / "table" / "data" / "left.parquet").touch()
+    move_outside(scene, scene.here / "table" / place)
+    before, table = listing(scene.outside), Table.open(scene.here / "table")
+    with suppress(RunstateError), table.writing():
+        table.commit(Commit(number=2, files=[]))
+    assert listing(scene.outside) == before
+
+
+def test_projected_rows_are_not_written_through_a_link(scene: Scene) -> None:
+    fill("sqlite:log.db", "engine")
+    (scene.here / "rows").mkdir()
+    move_outside(scene, scene.here / "rows" / "data")
+    assert scene.run("project", "sqlite:log.db", "--to", "parquet:rows").code == 2
+
+
+@pytest.mark.parametrize("place", ["inputs", "inputs/engine.json", "events", "runs", ".spark", "spark.log", ".lock"])
+def test_a_pipeline_that_has_links_inside_is_not_resumed(scene: Scene, place: str) -> None:
+    fill("sqlite:log.db", "engine")
+    inputs = {"model": "engine", "urls": ["sqlite:log.db"], "directory": str(scene.here / "out"), "versions": {}}
+    (scene.here / "out" / "inputs").mkdir(parents=True)
+    (scene.here / "out" / "inputs" / "engine.json").write_bytes(msgspec.json.encode(inputs))
+    move_outside(scene, scene.here / "out" / place)
+    assert scene.run("pipeline", "resume", "out").code == 2
+
+
+def move_outside(scene: Scene, path: Path) -> None:
+    """Put a link in place of a file or a directory, or of what may come to be there."""
+    target = scene.outside / "linked"
+    if path.exists():
+        path.rename(target)
+    elif path.name in (".lock", "spark.log", "failure.md"):
+        target.touch()
+    else:
+        target.mkdir()
+    path.symlink_to(target)

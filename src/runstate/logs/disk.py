@@ -223,7 +223,7 @@ def refuse_links(disk: Disk, *paths: PurePath) -> None:
 
 
 def _refused_link(path: PurePath) -> OSError:
-    return OSError(errno.ELOOP, "it is a symbolic link, and nothing is written through links inside a log", str(path))
+    return OSError(errno.ELOOP, f"{path.name} is a symbolic link, and links are not followed to write", str(path))
 
 
 class RealDisk:

@@ -39,7 +39,7 @@ from runstate.errors import (
     NotALog,
     RunstateError,
 )
-from runstate.logs.disk import TEMP_SUFFIX, LockBusy, RealDisk, replace_durably, write_new
+from runstate.logs.disk import TEMP_SUFFIX, LockBusy, RealDisk, refuse_links, replace_durably, write_new
 from runstate.logs.disk import Lock as KernelLock
 from runstate.logs.log import now
 from runstate.models.canonical import digest, undecodable
@@ -190,8 +190,8 @@ class ParquetSink:
     @contextmanager
     def _publishing(self) -> Iterator[None]:
         try:
-            for directory in (self._directory, self._directory / "data"):
-                directory.mkdir(parents=True, exist_ok=True)
+            refuse_links(_disk, self._directory / "data")
+            (self._directory / "data").mkdir(parents=True, exist_ok=True)
             lock = _locked(self._directory / ".lock")
         except OSError as error:
             raise _refused(self._directory, error) from error

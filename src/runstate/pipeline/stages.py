@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from runstate.errors import LogBusy, LogFailed, LogNotFound, NotALog
-from runstate.logs.disk import LockBusy, RealDisk, replace_durably
+from runstate.logs.disk import LockBusy, RealDisk, refuse_links, replace_durably
 from runstate.models.canonical import digest, undecodable
 from runstate.models.registry import find_model, resolve_model
 from runstate.pipeline.origins import model_of, open_origin
@@ -161,6 +161,7 @@ def alone_in(directory: Path) -> Iterator[None]:
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        refuse_links(RealDisk(), *directory.glob("*"), *directory.glob("*/*"))
         lock = RealDisk().lock(directory / ".lock")
     except LockBusy as error:
         raise LogBusy(f"Another pipeline is at work in {directory}; try again when it is done") from error

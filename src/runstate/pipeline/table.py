@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 
 from runstate.errors import LogBusy, LogFailed, LogNotFound, LogTooNew, NotALog
-from runstate.logs.disk import LockBusy, RealDisk
+from runstate.logs.disk import LockBusy, RealDisk, refuse_links
 from runstate.models.canonical import digest, undecodable
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.sorted_files import FileEntry, TableDamaged, pieces
@@ -123,6 +123,7 @@ class Table:
             LogBusy: another job is at it.
         """
         try:
+            refuse_links(RealDisk(), self.data, self._commits)
             lock = RealDisk().lock(self.directory / ".lock")
         except LockBusy as error:
             raise LogBusy(f"Another job is writing to {self.directory}; try again when it is done") from error

@@ -28,7 +28,7 @@ from runstate.logs.archive.packs import (
     sealed,
     unsealed,
 )
-from runstate.logs.disk import TEMP_SUFFIX, Disk, LockBusy, RealDisk, replace_durably
+from runstate.logs.disk import TEMP_SUFFIX, Disk, LockBusy, RealDisk, refuse_links, replace_durably
 
 _full = {errno.ENOSPC, errno.EDQUOT}
 _own_names = {PACKS, ".lock"}
@@ -90,6 +90,7 @@ class ArchiveDirectory:
         """
         self.check(model)
         with translated():
+            refuse_links(self.disk, self.packs)
             self._make(self.root)
             # Written each time: whoever wrote it before may have been killed before its name was sure.
             replace_durably(self.disk, self.root / INFO, sealed(ArchiveInfo(model)))

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from runstate.logs.disk import Disk, Lock, LockBusy, RealDisk, replace_durably, write_new
+from runstate.logs.disk import Disk, Lock, LockBusy, RealDisk, refuse_links, replace_durably, write_new
 from runstate.models.canonical import digest
 from runstate.models.rundir.state import RunDirectory, WorkItem
 
@@ -51,8 +51,9 @@ class ArtifactFiles:
         """
         Raises:
             LockBusy: somebody else holds it.
-            OSError: the directory cannot be made, or not be written to.
+            OSError: the directory cannot be made, or not be written to; or it holds a link where files are written.
         """
+        refuse_links(self._disk, self._directory, self._root, self._staging)
         make_directory(self._disk, self._directory)
         for _ in range(_lock_tries):
             with suppress(LockBusy):
@@ -102,6 +103,7 @@ class ArtifactFiles:
         ready = self.stage()
         for number, (name, data) in enumerate(outputs.items()):
             write_new(self._disk, ready / str(number), data)
+            self._refuse_links_to(self.path(name))
             make_directory(self._disk, self.path(name).parent)
         for name in rewritten:
             kept = self._undo(work_item_id) / digest(outputs[name]) / name
@@ -125,6 +127,9 @@ class ArtifactFiles:
     def drop_staging(self) -> None:
         shutil.rmtree(self._staging, ignore_errors=True)
 
+    def _refuse_links_to(self, artifact: Path) -> None:
+        refuse_links(self._disk, *(path for path in artifact.parents if path.is_relative_to(self._root)))
+
     def _undo(self, work_item_id: str) -> Path:
         """Where the bytes that a work item replaces are kept, under the digest of those that replace them."""
         return self._staging / f"undo-{digest(work_item_id.encode())}"
@@ -136,6 +141,7 @@ class ArtifactFiles:
             target = self._root.joinpath(*name)
             # Anything else that stands there now was put there by somebody else, and is theirs.
             if sha256_of(target) == replacement:
+                self._refuse_links_to(target)
                 replace_durably(self._disk, target, path.read_bytes())
 
 
