@@ -163,6 +163,12 @@ class UnknownModel(RunstateError):
     code = "model.unknown"
 
 
+class ModelMismatch(RunstateError):
+    """The data holds events of another model than the one that was given."""
+
+    code = "model.mismatch"
+
+
 class ModelFailed(RunstateError):
     """The model cannot fold a stream; mend the model, or read the stream through the one that wrote it."""
 

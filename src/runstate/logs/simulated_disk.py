@@ -169,6 +169,9 @@ class SimulatedDisk:
     def is_writable(self, path: PurePath) -> bool:
         return True
 
+    def is_link(self, path: PurePath) -> bool:
+        return False
+
     def names(self, path: PurePath) -> list[str]:
         return self.call("names", path, lambda: sorted(self._directory(path).current))
 

@@ -28,6 +28,7 @@ from runstate.logs.disk import DIRECTORY_MODE, FILE_MODE, RealDisk, make_directo
 from runstate.logs.log import Finding, now
 from runstate.logs.target_directory import cannot_write, check_target, remove_own
 from runstate.models.model import AnyModel
+from runstate.models.registry import resolve_model
 from runstate.pipeline.audit_walk import KeptSnapshots, Source, side_by_side
 from runstate.pipeline.checks import Audited, Bounds, Kept, audit_stream, conflicts, parse_time
 from runstate.pipeline.failures import readable
@@ -71,9 +72,7 @@ Row = tuple[str | None, str | None, int | None, str, str, str, str]
 def _plan(request: Request, count: int) -> list[Shard]:
     """Shards over all that can be listed; at least one, which tells of what cannot."""
     if directory := request.options.get("snapshots"):
-        info = open_snapshot_table(Path(directory)).info
-        if info.model != request.model:
-            raise InvalidOption(f"{directory} holds snapshots of the model {info.model!r}, not of {request.model!r}")
+        resolve_model(open_snapshot_table(Path(directory)).info.model, request.model, directory)
     return cut(merge(*(_weights(url) for url in dict.fromkeys(request.urls))), count, request.shard_weight_min) or [
         Shard()
     ]

@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 
 from runstate.errors import LogBusy, LogDamaged, LogNotFound, NotALog, RunstateError
 from runstate.logs.disk import Lock as KernelLock
-from runstate.logs.disk import LockBusy, RealDisk, make_directories, replace_durably, write_new
+from runstate.logs.disk import LockBusy, RealDisk, make_directories, refuse_links, replace_durably, write_new
 from runstate.logs.log import now
 from runstate.logs.target_directory import remove_own, writing_to
 from runstate.models.canonical import digest
@@ -158,6 +158,7 @@ class ParquetSink:
     @contextmanager
     def _publishing(self) -> Iterator[None]:
         with writing_to(self._directory):
+            refuse_links(_disk, self._directory / "data")
             for directory in (self._directory, self._directory / "data"):
                 make_directories(_disk, directory)
             lock = _locked(self._directory / ".lock")

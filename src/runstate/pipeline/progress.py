@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from runstate.logs.disk import RealDisk, write_private
+from runstate.models.canonical import undecodable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,7 +45,7 @@ def told_to(directory: str) -> Told:
 def read_progress(directory: Path) -> StageProgress | None:
     try:
         return msgspec.json.decode((directory / ".progress.json").read_bytes(), type=StageProgress)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *undecodable):
         return None
 
 

@@ -17,7 +17,15 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from runstate.logs.disk import Lock, LockBusy, RealDisk, make_directories, replace_durably, write_new
+from runstate.logs.disk import (
+    Lock,
+    LockBusy,
+    RealDisk,
+    make_directories,
+    refuse_links,
+    replace_durably,
+    write_new,
+)
 from runstate.models.canonical import digest
 from runstate.models.rundir.state import RunDirectory, WorkItem
 
@@ -55,8 +63,9 @@ class ArtifactFiles:
         """
         Raises:
             LockBusy: somebody else holds it.
-            OSError: the directory cannot be made, or not be written to.
+            OSError: the directory cannot be made, or not be written to; or it holds a link where files are written.
         """
+        refuse_links(self._disk, self._directory, self._root, self._staging)
         make_directories(self._disk, self._directory)
         for _ in range(_lock_tries):
             with suppress(LockBusy):
@@ -107,6 +116,7 @@ class ArtifactFiles:
         ready = self.stage()
         for number, (name, data) in enumerate(outputs.items()):
             write_new(self._disk, ready / str(number), data)
+            self._refuse_links_to(self.path(name))
             make_directories(self._disk, self.path(name).parent)
         for name in rewritten:
             kept = self._undo(work_item_id) / digest(outputs[name]) / name
@@ -136,6 +146,9 @@ class ArtifactFiles:
             with suppress(OSError):
                 self._staging.rmdir()
 
+    def _refuse_links_to(self, artifact: Path) -> None:
+        refuse_links(self._disk, *(path for path in artifact.parents if path.is_relative_to(self._root)))
+
     def _undo(self, work_item_id: str) -> Path:
         """Where the bytes that a work item replaces are kept, under the digest of those that replace them."""
         return self._staging / f"undo-{digest(work_item_id.encode())}"
@@ -147,6 +160,7 @@ class ArtifactFiles:
             target = self._root.joinpath(*name)
             # Anything else that stands there now was put there by somebody else, and is theirs.
             if sha256_of(target) == replacement:
+                self._refuse_links_to(target)
                 replace_durably(self._disk, target, path.read_bytes())
 
 
