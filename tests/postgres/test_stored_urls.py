@@ -161,7 +161,7 @@ def test_the_inputs_of_an_earlier_version_are_used_with_their_password_and_lose_
     path = tmp_path / "p" / "inputs" / "engine.json"
     write_inputs(tmp_path / "p", {"engine": [with_password(secret)]}, {})
     path.write_text(path.read_text().replace("postgres@", f"postgres:{secret}@"))
-    (inputs,) = read_inputs(tmp_path / "p").values()
+    (inputs,) = read_inputs(tmp_path / "p", None).values()
     assert inputs.urls == [with_password(secret)]
     write_inputs(tmp_path / "p", {"engine": inputs.urls}, {})
     assert secret not in path.read_text()

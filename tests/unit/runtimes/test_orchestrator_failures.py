@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from runstate.errors import LogFailed, LogFull, SnapshotTooNew
-from runstate.logs.disk import _RealDescriptor
+from runstate.logs.descriptors import RealDescriptor
 from runstate.logs.log import StoredSnapshot
 from runstate.models.canonical import digest
 from runstate.models.rundir import RUNDIR
@@ -341,8 +341,8 @@ class FullDisk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, call: str) -> None:
         self.left, self.refused = number, 0
-        target = {"write": "runstate.logs.disk._RealDescriptor.write", "replace": "os.replace"}[call]
-        real = os.replace if call == "replace" else _RealDescriptor.write
+        target = {"write": "runstate.logs.descriptors.RealDescriptor.write", "replace": "os.replace"}[call]
+        real = os.replace if call == "replace" else RealDescriptor.write
 
         def counted(*args: Any) -> Any:
             self.left -= 1
