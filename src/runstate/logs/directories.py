@@ -66,7 +66,7 @@ def remove_tree(disk: Disk, path: PurePath) -> None:
 
     What another process removes meanwhile is not an error.
     """
-    if not disk.is_directory(path):
+    if disk.kind(path) != "directory":
         return
     for name in names_in(disk, path):
         try:

@@ -21,7 +21,7 @@ import secrets
 import stat
 from contextlib import closing, suppress
 from pathlib import Path, PurePath
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self
 
 import filelock
 
@@ -33,6 +33,7 @@ TEMP_SUFFIX = ".tmp"
 TEMP = rf"\.[0-9a-f]{{16}}{re.escape(TEMP_SUFFIX)}"
 """What `Disk.temp_name` adds to a name, as a regular expression. A file whose name ends otherwise is not a temporary
 file of ours, and is never removed."""
+Kind = Literal["file", "directory", "other"]
 _temp_pattern = re.compile(f"(.+){TEMP}")
 
 
@@ -73,8 +74,8 @@ class Disk(Protocol):
 
     def exists(self, path: PurePath) -> bool: ...
 
-    def is_directory(self, path: PurePath) -> bool:
-        """Whether a directory is there. A symlink is not a directory, wherever it leads."""
+    def kind(self, path: PurePath) -> Kind | None:
+        """What is there. A symlink is `other`, wherever it leads."""
 
     def is_writable(self, path: PurePath) -> bool:
         """Whether this process may create files in a directory, as far as its permissions tell."""
@@ -287,11 +288,12 @@ class RealDisk:
     def exists(self, path: PurePath) -> bool:
         return os.path.exists(path)
 
-    def is_directory(self, path: PurePath) -> bool:
+    def kind(self, path: PurePath) -> Kind | None:
         try:
-            return stat.S_ISDIR(os.lstat(path).st_mode)
+            mode = os.lstat(path).st_mode
         except (FileNotFoundError, NotADirectoryError):
-            return False
+            return None
+        return "directory" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
 
     def is_writable(self, path: PurePath) -> bool:
         return os.access(path, os.W_OK | os.X_OK)
@@ -315,7 +317,7 @@ class RealDisk:
         try:
             os.unlink(path)
         except PermissionError:
-            if self.is_directory(path):  # What macOS reports where Linux says EISDIR.
+            if self.kind(path) == "directory":  # What macOS reports where Linux says EISDIR.
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
             raise
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that users of Spark know
 
-from runstate.errors import InvalidUrl, LogNotFound, LogTooNew, Unsupported
+from runstate.errors import InvalidUrl, LogFailed, LogNotFound, LogTooNew, Unsupported
 from runstate.logs.disk import DIRECTORY_MODE, FILE_MODE, RealDisk, make_directories, temp_target
 from runstate.logs.log import Finding, now
 from runstate.logs.target_directory import cannot_write, check_target, remove_own
@@ -326,8 +326,10 @@ def check_findings_target(to: Path) -> None:
     """
     Raises:
         NotALog: something is there already.
-        LogFailed: it cannot be written.
+        LogFailed: findings are there already, or it cannot be written.
     """
+    if (to / "_SUCCESS").exists():
+        raise LogFailed(f"{to} holds the findings of another audit. Choose an empty or new directory")
     check_target(to, _nothing, has_marker=False)
     check_target(to.absolute().parent, _nothing, has_marker=True)
 
@@ -350,8 +352,8 @@ def write(frame: DataFrame, to: Path) -> DataFrame:
     The directory is there once everything in it is, and survives a power cut then.
 
     Raises:
-        NotALog: something is there already.
-        LogFull, LogFailed: it cannot be written.
+        NotALog: something else is there already.
+        LogFull, LogFailed: findings are there already, or it cannot be written.
         PipelineFailed: a task failed; nothing is there.
     """
     to = to.absolute()

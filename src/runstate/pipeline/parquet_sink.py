@@ -84,8 +84,8 @@ class ParquetSink:
         """
         self._directory, self._model, self._aside = directory, model, aside
         self._files = _files_in(directory / "data")
-        check_is_sink(directory)
         self._manifest()
+        check_is_sink(directory)
 
     def load(self, stream: str) -> Projected | None:
         return self.load_all([stream]).get(stream)
