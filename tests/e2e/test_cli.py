@@ -15,6 +15,7 @@ import pytest
 from tests.commands import Cli
 from tests.quick_java import quick_java
 
+import runstate
 from runstate.models.engine import idempotency_key
 
 
@@ -162,7 +163,7 @@ def test_diff_shows_what_changed(filled: Cli) -> None:
 
 def test_replay_check_passes_on_a_healthy_store(filled: Cli) -> None:
     outcome = filled("replay", "sqlite:runs.db", "--check")
-    assert (outcome.code, outcome.err.strip()) == (0, "1 stream: 1 compared, 0 without a snapshot, 0 wrong")
+    assert (outcome.code, outcome.err.strip()) == (0, "1 stream: 1 right, 0 wrong")
 
 
 def test_replay_check_finds_a_snapshot_that_was_tampered_with_and_replay_mends_it(filled: Cli) -> None:
@@ -172,9 +173,39 @@ def test_replay_check_finds_a_snapshot_that_was_tampered_with_and_replay_mends_i
     assert filled("replay", "sqlite:runs.db", "--check").code == 0
 
 
-def test_replay_check_says_when_there_was_nothing_to_compare(filled: Cli) -> None:
+def test_replay_check_names_a_stream_without_a_snapshot(filled: Cli) -> None:
     _sql("DELETE FROM snapshots")
-    assert "0 compared, 1 without a snapshot" in filled("replay", "sqlite:runs.db", "--check").err
+    outcome = filled("replay", "sqlite:runs.db", "--check")
+    assert (outcome.code, outcome.err) == (1, "1 stream: 0 right, 1 wrong\n")
+    assert outcome.out == "r-1: log.damaged: No snapshot is stored; rebuild it with 'runstate replay'\n"
+
+
+def test_replay_check_of_a_log_without_streams_is_not_fine(cli: Cli) -> None:
+    runstate.open("sqlite:empty.db").close()
+    outcome = cli("replay", "sqlite:empty.db", "--check")
+    assert (outcome.code, outcome.err) == (1, "nothing to compare: the log has no streams\n")
+
+
+def test_verify_repair_and_replay_agree_about_an_edited_snapshot(filled: Cli) -> None:
+    _sql("UPDATE snapshots SET body = CAST(replace(body, 'COMPLETED', 'FAILED') AS BLOB)")
+    assert filled("verify", "sqlite:runs.db").code == 1
+    assert filled("replay", "sqlite:runs.db", "--check").code == 1
+    # The answer is right all the same: the edited snapshot is not believed.
+    assert '"status":"COMPLETED"' in filled("snapshot", "sqlite:runs.db", "r-1", "--json").out
+    proposed = filled("repair", "sqlite:runs.db", "--dry-run")
+    assert (proposed.code, proposed.out) == (0, "r-1: snapshot.rebuilt: The snapshot is rebuilt from the log\n")
+    assert filled("verify", "sqlite:runs.db").code == 1
+    assert filled("repair", "sqlite:runs.db").code == 0
+    for check in (("verify",), ("replay", "--check"), ("repair",)):
+        assert filled(check[0], "sqlite:runs.db", *check[1:]).code == 0
+    assert filled("repair", "sqlite:runs.db").err == "nothing to repair\n"
+
+
+def test_repair_says_when_there_is_damage_that_it_cannot_help_with(filled: Cli) -> None:
+    _sql("DROP TRIGGER events_are_never_updated", "UPDATE events SET body = replace(body, 'acme', 'evil')")
+    outcome = filled("repair", "sqlite:runs.db")
+    assert outcome.code == 1
+    assert "backup" in outcome.err
 
 
 def test_a_model_that_cannot_fold_a_stream_is_told_and_the_others_are_replayed(filled: Cli) -> None:
@@ -184,7 +215,7 @@ def test_a_model_that_cannot_fold_a_stream_is_told_and_the_others_are_replayed(f
     assert (failed.code, "kitchen: model.failed" in failed.out) == (1, True)
     outcome = filled("replay", "sqlite:runs.db")
     assert (outcome.code, outcome.out.startswith("kitchen: ")) == (1, True)
-    assert "1 stream replayed, 1 could not be" in outcome.err
+    assert "1 stream replayed, 1 failed" in outcome.err
 
 
 @pytest.mark.parametrize("name", ["[/x]", "no[bold]pe"])

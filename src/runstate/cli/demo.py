@@ -13,12 +13,12 @@ from typing import Annotated, Any
 
 import typer
 
+from runstate.cli.demo_directory import database, demo_directory
 from runstate.cli.demo_pipeline import damage, orchestrated_fleet, run_pipeline
 from runstate.cli.demo_runtimes import build_queue, session_fleet
 from runstate.cli.output import words
 from runstate.cli.tables import write_table
 from runstate.contracts import EngineStore
-from runstate.errors import LogFailed
 from runstate.logs.log import AppendResult
 from runstate.models.engine.events import CanonicalEngineEvent
 from runstate.models.model import Alert, stable_uuid
@@ -31,20 +31,17 @@ _steps = ("extract", "clean", "join", "train", "publish")
 
 
 def demo(
-    to: Annotated[Path, typer.Option("--to", help="The directory for the demo's files.")] = Path("demo"),
+    to: Annotated[
+        Path, typer.Option("--to", help="The directory for the demo's files: new, empty, or of an earlier demo.")
+    ] = Path("demo"),
 ) -> None:
     """Run the whole system on embedded defaults: fleets of runs, kills, resumes, the proof, and a report."""
-    path = to / "runstate-demo.db"
-    try:
-        to.mkdir(parents=True, exist_ok=True)
-        for leftover in (path, to / f"{path.name}-wal", to / f"{path.name}-shm"):
-            leftover.unlink(missing_ok=True)
-        for made in ("runs", "sources", "desk", "other-desk", "builds", "pipeline"):
-            if (to / made).exists():
-                shutil.rmtree(to / made)
-    except OSError as error:
-        raise LogFailed(f"{to} cannot be written: {error.strerror}") from error
-    url = f"sqlite:{path}"
+    with demo_directory(to):
+        _run(to)
+
+
+def _run(to: Path) -> None:
+    url = f"sqlite:{to / database}"
 
     words.rule("1. a producer appends a fleet of runs, and is killed in the middle")
     acknowledged = _killed_producer(url)

@@ -15,7 +15,8 @@ import typer
 
 from runstate.cli.event_rows import record_writer
 from runstate.cli.options import AsJson, BytesMax, Limit, ModelName, Stream, Url, bytes_max_default, existing
-from runstate.cli.output import Overlong, numbered_lines, progress, words, write_json, write_line
+from runstate.cli.output import Overlong, numbered_lines, words, write_json, write_line
+from runstate.cli.progress_display import track
 from runstate.errors import EventTooLarge, InvalidEvent, ModelFailed, RunstateError, StreamNotFound
 from runstate.logs.log import AppendResult, Position, Record
 from runstate.logs.pairing import model_for
@@ -70,7 +71,7 @@ def append(
             for stream in sorted(streams):
                 for first in store.log.read(stream, limit=1):
                     _refuse_other_model(store.model, first)
-            for number, result in progress(_append_all(store, lines, event_bytes_max), "appending", count):
+            for number, result in track(_append_all(store, lines, event_bytes_max), "appending", count):
                 persisted += result.persisted
                 write_json(_result(store.model, result))
                 if result.mismatch:
@@ -141,7 +142,7 @@ def validate(
     found = find_model(model or "engine")
     good = bad = 0
     with _opened(file) as lines:
-        for number, line in progress(numbered_lines(lines, event_bytes_max), "checking"):
+        for number, line in track(numbered_lines(lines, event_bytes_max), "checking"):
             try:
                 _refuse_overlong(line, event_bytes_max)
                 found.check_line(event_in_record(line) or line)
@@ -163,7 +164,7 @@ def _check_all(store: Store[Any, Any, Any], lines: BinaryIO, bytes_max: int) -> 
         RunstateError: the first problem, with its line; up to twenty are told about.
     """
     count, streams, problems = 0, set[str](), list[RunstateError]()
-    for number, line in progress(numbered_lines(lines, bytes_max), "checking"):
+    for number, line in track(numbered_lines(lines, bytes_max), "checking"):
         try:
             _refuse_overlong(line, bytes_max)
             streams.add(store.check_event(_parse(store.model, line)))

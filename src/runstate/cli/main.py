@@ -24,6 +24,7 @@ from runstate.cli import (
     queue,
     retention,
     runs,
+    seals,
     session,
     states,
 )
@@ -85,6 +86,7 @@ app.command("diff")(states.diff)
 app.command("replay")(states.replay)
 app.command("verify")(integrity.verify)
 app.command("repair")(integrity.repair)
+app.command("seal")(seals.seal)
 app.command("project")(projection.project)
 app.command("lag")(projection.lag)
 app.command("archive")(retention.archive)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
-import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,16 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
 
+from runstate.cli.interrupts import stop_on_signals
 from runstate.cli.options import AsJson, ModelName
 from runstate.cli.output import counted, words, write_json
+from runstate.cli.progress_display import Display, showing
 from runstate.cli.tables import write_table
-from runstate.errors import RunstateError, Unsupported
+from runstate.errors import LogFailed, RunstateError, Unsupported
+from runstate.logs.disk import RealDisk, make_directories
+from runstate.logs.target_directory import writing_to
 from runstate.models.rundir import RUNDIR, RunDirectory
 from runstate.runtimes.orchestrator import Orchestrator
-from runstate.runtimes.orchestrator.context import Progress
 from runstate.runtimes.orchestrator.pool import ProcessPool
 from runstate.store import open as open_store
 
@@ -65,13 +64,14 @@ def run(
 ) -> None:
     """Ingest, replay, audit and report, as one run. What is finished and up to date is not done again."""
     check_spark()
-    from runstate.pipeline.stages import alone_in, grouped, write_inputs
+    from runstate.pipeline.pipeline_directory import alone_in
+    from runstate.pipeline.stages import grouped, write_inputs
 
     _check_format(file_format)
-    settings, groups = _settings(master, remote, conf), grouped(urls, model)
+    settings, groups = spark_settings(master, remote, conf), grouped(urls, model)
     with alone_in(to):
-        write_inputs(to, groups, {"format": file_format})
-        _go(to, list(groups), model, set(force or []), settings, as_json)
+        models = write_inputs(to, groups, {"format": file_format})
+        _go(to, models, model, set(force or []), settings, as_json)
 
 
 @app.command("resume")
@@ -84,14 +84,27 @@ def resume(
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a pipeline that was interrupted, or bring a finished one up to date with its logs."""
-    check_spark()
-    from runstate.pipeline.stages import alone_in, read_inputs, write_inputs
+    """Go on with a pipeline that was interrupted, or bring a finished one up to date with its logs.
 
-    inputs, settings = read_inputs(to, model), _settings(master, remote, conf)
+    Passwords of URLs are not stored: set PGPASSWORD, use ~/.pgpass, or repeat `pipeline run` with the URLs.
+    """
+    check_spark()
+    from runstate.pipeline.pipeline_directory import alone_in
+    from runstate.pipeline.stages import read_inputs, write_inputs
+
+    inputs, settings = read_inputs(to, model), spark_settings(master, remote, conf)
+    groups = {name: each.urls for name, each in inputs.items()}
     with alone_in(to):
-        write_inputs(to, {name: each.urls for name, each in inputs.items()}, next(iter(inputs.values())).settings)
-        _go(to, list(inputs), model, set(force or []), settings, as_json)
+        try:
+            models = write_inputs(to, groups, next(iter(inputs.values())).settings)
+        except LogFailed as error:
+            if not any(url.startswith("postgresql:") for urls in groups.values() for url in urls):
+                raise
+            raise LogFailed(
+                f"{error}. Passwords are not stored in {to}: set PGPASSWORD, add the server to ~/.pgpass, or give the "
+                f"URLs again: runstate pipeline run URL --to {to}"
+            ) from error
+        _go(to, models, model, set(force or []), settings, as_json)
 
 
 @app.command("ingest")
@@ -112,9 +125,11 @@ def ingest(
     check_spark()
     from runstate.pipeline import jobs
     from runstate.pipeline.origins import model_of
+    from runstate.pipeline.table import Table
 
     _check_format(file_format)
     model_of(urls, model)  # Refused before Spark is started.
+    Table.check(to)
     with spark_for(master, remote, conf, "ingest", urls) as spark:
         done = jobs.ingest(spark, urls, to, model=model, file_format=file_format)
         if compact:
@@ -160,8 +175,10 @@ def replay(
     from runstate.pipeline import jobs
     from runstate.pipeline.origins import model_of
     from runstate.pipeline.snapshot_table import snapshot_counts
+    from runstate.pipeline.table import Table
 
     model_of(urls, model)  # Refused before Spark is started.
+    Table.check(to)
     with spark_for(master, remote, conf, "replay", urls) as spark:
         done = jobs.replay(spark, urls, to, model=model, full=full)
     streams, failed = snapshot_counts(to)
@@ -192,6 +209,8 @@ def audit(
     from runstate.pipeline.origins import model_of
 
     model_of(urls, model)  # Refused before Spark is started.
+    if to is not None:
+        audits.check_findings_target(to)
     with spark_for(master, remote, conf, "audit", urls) as spark:
         found = audits.audit(spark, urls, model=model, snapshots=snapshots, silent_s=silent_s, skew_s=skew_s)
         summary = audits.summary(found if to is None else audits.write(found, to))
@@ -220,15 +239,17 @@ def report(
 ) -> None:
     """Durations, failures, throughput, waits and costs of a fleet, as a page that needs nothing else."""
     check_spark()
-    from runstate.pipeline.page import render
+    from runstate.pipeline.page import check_report_target, render
     from runstate.pipeline.report import Part
     from runstate.pipeline.report import report as made
     from runstate.pipeline.stages import grouped, publish
 
     groups = grouped(urls, model)
+    check_report_target(to)
     with spark_for(master, remote, conf, "report", urls) as spark:
         found = made(spark, [Part(each, model or name) for name, each in groups.items()])
-    to.mkdir(parents=True, exist_ok=True)
+    with writing_to(to):
+        make_directories(RealDisk(), to)
     publish(to / "report.html", render(found))
     if as_json:
         write_json(found)
@@ -237,29 +258,31 @@ def report(
 
 def _go(to: Path, models: list[str], given: str | None, forced: set[str], settings: Any, as_json: bool) -> None:
     """Run the stages. `models` are names; `given` is the model that the caller named, which is not recorded."""
+    from runstate.cli.pipeline_progress import PipelineProgress
     from runstate.pipeline import stages
+    from runstate.pipeline.pipeline_directory import scratch_in
+    from runstate.pipeline.progress import forget_progress
 
-    # Spark's own files go where the pipeline can remove them, also those of a Spark that was killed.
-    scratch = to / ".spark"
-    shutil.rmtree(scratch, ignore_errors=True)
-    conf = {"spark.local.dir": str(scratch.absolute()), **settings.conf}
-    os.environ[stages.spark_variable] = msgspec.json.encode(msgspec.structs.replace(settings, conf=conf)).decode()
     os.environ.pop(stages.model_variable, None)
     if given is not None:
-        os.environ[stages.model_variable] = given
+        os.environ[stages.model_variable] = stages.absolute_place(given)
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        # Spark's own files go where the pipeline can remove them, also those of a Spark that was killed.
+        scratch = stack.enter_context(scratch_in(to))
+        conf = {"spark.local.dir": str(scratch.absolute()), **settings.conf}
+        os.environ[stages.spark_variable] = msgspec.json.encode(msgspec.structs.replace(settings, conf=conf)).decode()
         store = stack.enter_context(open_store(f"ndjson:{to / 'runs'}", RUNDIR))
-        pool = ProcessPool(stages.place)
+        forget_progress(to)
+        progress = PipelineProgress(to)
+        display = stack.enter_context(Display(lambda: progress))
+        pool = ProcessPool(stages.place, display.relay())
         stack.callback(pool.close)
         graph = stages.build(models, to)
         directory = to / "runs" / stages.run_id
         orchestrator = Orchestrator(
-            graph, store, pool, stages.run_id, directory, progress=_progress(stack, to), place=stages.place
+            graph, store, pool, stages.run_id, directory, progress=progress.update, place=stages.place
         )
-        for number in (signal.SIGINT, signal.SIGTERM):
-            previous = signal.signal(number, lambda *_: orchestrator.cancelled.set())
-            stack.callback(signal.signal, number, previous)
+        stack.enter_context(stop_on_signals(orchestrator.cancelled))
         try:
             if store.log.stream(stages.run_id) is None:
                 state = orchestrator.start()
@@ -286,50 +309,6 @@ def _tell_run(to: Path, state: RunDirectory, outcome: Any, as_json: bool) -> Non
     if any(each.damage for each in outcome):
         words.print("the audit has found damage; the report says what")
         raise typer.Exit(1)
-
-
-def _progress(stack: ExitStack, to: Path) -> Progress | None:
-    """A bar of the stage under way; off a terminal one line when a stage begins and when it ends."""
-    from runstate.pipeline.progress import read_progress
-
-    seen: dict[str, str] = {}
-
-    def tell(state: RunDirectory) -> None:
-        for item in state.work_items:
-            if seen.get(item.work_item_id) != item.status and item.status != "queued":
-                scope = "" if item.scope_key == "-" else f" {item.scope_key}"
-                words.print(f"{item.worker}{scope}: {item.status}")
-            seen[item.work_item_id] = item.status
-
-    if not words.is_terminal:
-        return tell
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    bar = stack.enter_context(_Watched(lambda: read_progress(to), *columns, console=words, transient=True))
-    bar.add_task("starting", total=None)
-    return tell
-
-
-class _Watched(Bar):
-    """A bar that looks at the progress of another process each time it is drawn."""
-
-    def __init__(self, look: Any, *columns: Any, **options: Any) -> None:
-        self._look = look
-        super().__init__(*columns, **options)
-
-    def get_renderables(self) -> Iterator[Any]:
-        found = self._look()
-        for task in self.tasks:
-            if found is not None:
-                if task.description != found.stage:
-                    self.reset(task.id)
-                self.update(task.id, description=found.stage, completed=found.done, total=found.total or None)
-        yield from super().get_renderables()
 
 
 def tell_counts(counts: dict[str, int], as_json: bool) -> None:
@@ -359,7 +338,7 @@ def check_spark(what: str = "The pipeline needs Spark") -> None:
         raise Unsupported(f"{what}: pip install 'runstate[spark]' ({error})") from error
 
 
-def _settings(master: str | None, remote: str | None, conf: list[str] | None) -> Any:
+def spark_settings(master: str | None, remote: str | None, conf: list[str] | None) -> Any:
     check_spark()
     from runstate.pipeline.stages import SparkSettings
 
@@ -374,17 +353,28 @@ def _settings(master: str | None, remote: str | None, conf: list[str] | None) ->
 def spark_for(
     master: str | None, remote: str | None, conf: list[str] | None, doing: str, urls: list[str]
 ) -> Iterator[SparkSession]:
-    settings = _settings(master, remote, conf)
+    """A Spark session for one job, with a display of the job's tasks."""
+    settings = spark_settings(master, remote, conf)
+    from runstate.cli.spark_interrupts import cancel_on_interrupt
+    from runstate.pipeline.progress import StageProgress, tracked
+
+    with showing(f"{doing}: starting Spark", unit="tasks") as progress:
+
+        def update(found: StageProgress) -> None:
+            progress.doing, progress.done, progress.total = found.stage, found.done, found.total
+
+        with start_spark(settings, doing, urls) as spark, cancel_on_interrupt(spark), tracked(spark, doing, update):
+            yield spark
+
+
+@contextmanager
+def start_spark(settings: Any, doing: str, urls: list[str]) -> Iterator[SparkSession]:
+    """A Spark session for one job. Ctrl-C is the caller's: Spark's own handler for it prints tracebacks."""
+    from runstate.cli.spark_interrupts import quiet_py4j
     from runstate.pipeline.session import spark_session
     from runstate.pipeline.shipping import check_cluster
 
-    with ExitStack() as stack:
-        if words.is_terminal:
-            stack.enter_context(words.status(f"{doing} on Spark"))
-        spark = stack.enter_context(
-            spark_session(
-                master=settings.master, remote=settings.remote, conf=settings.conf, app_name=f"runstate {doing}"
-            )
-        )
+    master, remote, conf = settings.master, settings.remote, settings.conf
+    with quiet_py4j(), spark_session(master=master, remote=remote, conf=conf, app_name=f"runstate {doing}") as spark:
         check_cluster(spark, doing, urls)
         yield spark

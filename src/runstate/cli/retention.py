@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from runstate.cli.options import AsJson, ModelName, Url, existing, parse_age
-from runstate.cli.output import progress, words, write_json
+from runstate.cli.output import words, write_json
+from runstate.cli.progress_display import track
 from runstate.cli.tables import write_table
 from runstate.errors import LogNotFound, StreamNotFound, UnknownModel
 from runstate.logs.archive.directory import ArchiveDirectory
@@ -107,7 +108,7 @@ def _tell(outcomes: Iterator[RunOutcome], as_json: bool, doing: str, dry_run: bo
     """Print what became of each run, also of those before a failure; how many there were of each outcome."""
     told, events, rows = Counter[str](), 0, list[RunOutcome]()
     try:
-        for each in progress(outcomes, doing):
+        for each in track(outcomes, doing):
             told[each.outcome] += 1
             events += each.events
             if as_json:

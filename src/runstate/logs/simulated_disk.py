@@ -42,7 +42,7 @@ from runstate.logs.crash_states import (
     every_choice,
     walk,
 )
-from runstate.logs.disk import TEMP_SUFFIX, File, Lock, LockBusy
+from runstate.logs.disk import TEMP_SUFFIX, File, Kind, Lock, LockBusy
 
 T = TypeVar("T")
 Node = TypeVar("Node", "FileInode", "DirectoryInode")
@@ -163,6 +163,17 @@ class SimulatedDisk:
             return False
         return True
 
+    def kind(self, path: PurePath) -> Kind | None:
+        if not self.exists(path):
+            return None
+        return "directory" if isinstance(self._node(path), DirectoryInode) else "file"
+
+    def is_writable(self, path: PurePath) -> bool:
+        return True
+
+    def is_link(self, path: PurePath) -> bool:
+        return False
+
     def names(self, path: PurePath) -> list[str]:
         return self.call("names", path, lambda: sorted(self._directory(path).current))
 
@@ -186,7 +197,7 @@ class SimulatedDisk:
         return self.call("lock", path, lambda: self._lock(path, shared))
 
     def temp_name(self, path: PurePath) -> PurePath:
-        names = (path.with_name(f"{path.name}.{number}{TEMP_SUFFIX}") for number in count())
+        names = (path.with_name(f"{path.name}.{number:016x}{TEMP_SUFFIX}") for number in count())
         return next(name for name in names if not self.exists(name))
 
     # --- faults --------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
+from runstate.errors import shown_url
 from runstate.models.canonical import digest
 from runstate.models.registry import find_model
 from runstate.pipeline.compaction import check_compactable
@@ -91,6 +92,8 @@ def write_table(
     for row in rows:
         files += msgspec.json.decode(row["files"], type=list[FileEntry])
         counts.update(msgspec.json.decode(row["counts"], type=dict[str, int]))
+    if "urls" in consumed:
+        consumed = {**consumed, "urls": list(map(shown_url, consumed["urls"]))}
     number = len(table.commits())
     # A table without a commit is one that no job has finished.
     if files or replaces or consumed.get("files") or not number:
@@ -250,5 +253,6 @@ def _positions(urls: Sequence[str]) -> dict[str, str]:
 
 def _goes_on(before: Mapping[str, Any], now: Mapping[str, Any], positions: Mapping[str, str]) -> str:
     """From where a replay may go on; nowhere if it is of other logs, or by another version of the model."""
-    same = all(before.get(part) == now[part] for part in ("urls", "version"))
+    is_same_log = list(map(shown_url, before.get("urls", ()))) == list(map(shown_url, now["urls"]))
+    same = is_same_log and before.get("version") == now["version"]
     return positions.get(str(before.get("position", "")), "") if same else ""

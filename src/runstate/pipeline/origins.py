@@ -12,7 +12,7 @@ from heapq import merge
 from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol, Self
 
-from runstate.errors import InvalidStream, LogDamaged, RunstateError, Unsupported
+from runstate.errors import InvalidStream, LogDamaged, RunstateError, Unsupported, shown_url
 from runstate.logs.log import Capability, EventLog, Finding, Head, Record, StoredSnapshot, begins_after
 from runstate.logs.pairing import default_model, recorded_model
 from runstate.logs.registry import open_log
@@ -97,6 +97,7 @@ class StreamReader(Protocol):
 
 class Origin(Protocol):
     url: str
+    """Without its secrets: it names the origin in everything that is stored."""
     model_name: str | None
     """The model whose events it is known to hold."""
 
@@ -161,7 +162,7 @@ class LogOrigin:
     model_name: str | None = None
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.url = shown_url(url)
         self._log = open_log(url, create=False)
         if Capability.DURABLE not in self._log.capabilities:
             raise Unsupported(f"{url[:80]!r} lives in the memory of one process; Spark's executors cannot read it")

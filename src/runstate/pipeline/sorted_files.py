@@ -22,12 +22,15 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from runstate.errors import LogFailed, RunstateError
+from runstate.logs.disk import open_private
 from runstate.pipeline.shards import Shard
 
 chunk_rows = 1 << 16
 chunk_bytes = 64 << 20
 """A chunk is closed at so many rows, or once its columns have so many bytes: what a reader holds in memory at once."""
 file_bytes_max = 512 << 20
+DATA_FILE = r"(events|heads|quarantine|snapshots)-[0-9a-f]{16}\.(parquet|arrow)"
+"""The names of files that a `SortedWriter` writes, as a regular expression: kind, random digits, format."""
 _repetitive = ["stream", "type", "tenant", "step_id", "model", "status", "url", "code"]
 
 
@@ -129,7 +132,7 @@ class _SummedFile(io.FileIO):
     """A new file that sums up what is written to it, section by section."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, "xb")
+        super().__init__(path, "xb", opener=open_private)
         self._start = self._end = self._crc = 0
 
     def write(self, data: Any) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from runstate.conformance.notes import as_held, note, notes, snapshot
 from runstate.errors import ModelMismatch
 from runstate.logs.log import BlobRef, StreamInfo
 from runstate.logs.sqlite import SqliteLog
-from runstate.logs.sqlite.schema import read_unmigrated
 from runstate.models.canonical import digest
 
 run = "r-2026-é"
@@ -58,19 +56,20 @@ def test_records_are_adopted_into_a_stream_of_the_first_format(copy: Path) -> No
         assert [info.model for info in log.streams()] == ["", "notes"]
 
 
-def test_a_file_of_the_first_format_can_be_read_without_migrating_it(copy: Path) -> None:
+def test_a_file_of_the_first_format_that_cannot_be_written_is_read_as_it_is(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = copy.read_bytes()
-    connection = sqlite3.connect(f"file:{copy}?mode=ro&immutable=1", uri=True)
-    read_unmigrated(connection)
-    assert connection.execute("SELECT stream, last_seq, model FROM streams").fetchall() == [(run, 7, ""), ("s", 3, "")]
-    connection.close()
-    assert copy.read_bytes() == before
-
-
-def test_a_migrated_file_is_read_with_its_models(copy: Path) -> None:
-    with SqliteLog(copy) as log:
-        log.append("s", notes("d"))
-    connection = sqlite3.connect(copy)
-    read_unmigrated(connection)
-    assert connection.execute("SELECT stream, model FROM streams").fetchall() == [(run, ""), ("s", "notes")]
-    connection.close()
+    with monkeypatch.context() as patch:
+        patch.setattr("runstate.logs.sqlite.log.can_write", lambda path: False)
+        reader = SqliteLog(copy, create=False)
+    with reader:
+        assert reader.read("s") == held
+        assert [(info.stream, info.model) for info in reader.streams()] == [(run, ""), ("s", "")]
+        assert [(head.stream, head.model) for head in reader.heads()] == [(run, ""), ("s", "")]
+        assert list(reader.verify()) == []
+        assert copy.read_bytes() == before
+        with SqliteLog(copy) as writer:
+            writer.append("s", notes("d"))
+            assert [info.model for info in reader.streams()] == ["", "notes"]
+        assert [info.model for info in reader.streams()] == ["", "notes"]

@@ -22,6 +22,7 @@ from runstate.logs.frames import (
     framed_record,
 )
 from runstate.logs.log import Record
+from runstate.models.canonical import undecodable
 from runstate.models.model import Draft
 
 _bare_model = "session"
@@ -73,7 +74,7 @@ def read_line(stream: str, seq: int, line: bytes) -> Record:
         return framed_record(stream, seq, line)
     try:
         bare = _bares.decode(line)
-    except (msgspec.MsgspecError, UnicodeError) as error:
+    except undecodable as error:
         raise Damage(LINE_DAMAGED, f"The line is no event of a session: {error}") from error
     if (bare.event_index, bare.session_id) != (seq - 1, stream):
         whose = f"event {bare.event_index} of the session {bare.session_id[:80]!r}"

@@ -98,6 +98,16 @@ def prepare(connection: sqlite3.Connection) -> None:
         raise
 
 
+def check(connection: sqlite3.Connection) -> None:
+    """See that a file that cannot be changed can be read; one of an older version is read as it is.
+
+    Raises:
+        NotALog, LogTooNew: as `prepare` does; or nothing was written to the file yet.
+    """
+    if _version(connection) == 0:
+        raise NotALog("The file is an empty SQLite database: no log has been created in it yet")
+
+
 def read_unmigrated(connection: sqlite3.Connection) -> None:
     """Let a connection that only reads see a file of version 1 as if it were migrated. The file stays as it is."""
     columns = connection.execute("SELECT 1 FROM main.pragma_table_info('streams') WHERE name = 'model'")

@@ -18,10 +18,10 @@ from runstate.logs.directories import names_in
 from runstate.logs.disk import Disk, replace_durably
 from runstate.logs.log import Finding
 from runstate.logs.wal.compression import compressed, decompressed
-from runstate.logs.wal.files import StreamFiles
+from runstate.logs.wal.files import SEGMENT, StreamFiles
 from runstate.models.canonical import digest
 
-_pattern = re.compile(r"(\d{16})-(\d{16})-([0-9a-f]{64})\.jsonl\.(gz|zst)")
+_pattern = re.compile(SEGMENT)
 
 
 class Segment(NamedTuple):
