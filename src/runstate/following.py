@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -130,6 +131,11 @@ class Follower:
             page_events=self._page_events,
             name=self._entry.url,
         )
+
+    @property
+    def left_out(self) -> Counter[str]:
+        """Streams of other models, by model, as far as they were met."""
+        return self.projector.left_out
 
     def catch_up(self) -> int:
         """Project until the feed has come to its end. Returns how many events there were.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -20,9 +20,11 @@ import msgspec
 from runstate.errors import RunstateError
 from runstate.logs.log import Position, Record, now
 from runstate.logs.pending import Blocker, oldest_pending
+from runstate.logs.stream_models import head_model
 from runstate.models.model import Alert
+from runstate.models.model_errors import translate_model_errors
 from runstate.sinks import Projected, Sink, StoreSink
-from runstate.store import Store, translate_model_errors
+from runstate.store import Store
 
 _logger = logging.getLogger("runstate.projector")
 
@@ -88,6 +90,9 @@ class Projector:
         """The age of the oldest event that is not projected yet, when last measured."""
         self.events = self.resyncs = 0
         """How many have been taken in, and how often a stream was read again, since this projector was made."""
+        self.left_out: Counter[str] = Counter()
+        """Streams of other models than the store's, by model. None of their events is projected."""
+        self._others = set[str]()
 
     # --- taking in -----------------------------------------------------------------------------------------
 
@@ -108,10 +113,23 @@ class Projector:
         for record in records:
             by_stream.setdefault(record.stream, []).append(record)
         for stream, found in by_stream.items():
-            self._observe(stream, found)
+            if self._has_model(stream, found[0]):
+                self._observe(stream, found)
+                self.events += len(found)
         self.sweep()
         self._flush()
-        self.events += sum(map(len, by_stream.values()))
+
+    def _has_model(self, stream: str, first: Record) -> bool:
+        """Whether a stream is of the store's model. Looked up once, and again if it begins: it may be another one."""
+        if first.seq > 1 and (stream in self._projections or stream in self._others):
+            return stream not in self._others
+        info = self._store.log.stream(stream)
+        if info is None or info.model in ("", self._store.model.name):
+            self._others.discard(stream)
+            return True
+        self.left_out[info.model] += stream not in self._others
+        self._others.add(stream)
+        return False
 
     def observe(self, stream: str, records: Iterable[Record]) -> None:
         """Take in what one fetch gave of a stream: ascending, perhaps with gaps, perhaps late, perhaps known."""
@@ -166,6 +184,8 @@ class Projector:
         """
         behind = 0
         for head in self._store.log.heads(versions=False):
+            if head_model(self._store.log, head) not in ("", self._store.model.name):
+                continue
             projection = self.projection(head.stream)
             if head.last_seq is not None and projection.watermark < head.last_seq:
                 projection.observed, projection.status = max(projection.observed, head.last_seq), "STALE"

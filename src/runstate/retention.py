@@ -122,7 +122,7 @@ class Archiver:
         self._contents.check()
         self._settled: set[str] = set()
         self.passed_over: Counter[str] = Counter()
-        """Runs that are not to be archived yet: `recent`, `unfinished`."""
+        """Runs that are not to be archived, or not yet: `recent`, `unfinished`, `other_model`."""
 
     def holds(self, stream: str) -> bool:
         return stream in self._contents.runs
@@ -153,6 +153,9 @@ class Archiver:
             pack.abort()
 
     def _take(self, info: StreamInfo, pack: PackWriter) -> RunOutcome | Literal["waiting"] | None:
+        if info.model not in ("", self._model.name):
+            self.passed_over["other_model"] += 1
+            return None
         if not _is_before(info.last_persisted_at, self._archiving.before):
             self.passed_over["recent"] += 1
             return None
@@ -285,7 +288,7 @@ def restore(
     for info in streams:
         run = archive.contents.runs[info.stream].run
         try:
-            name = archive.info.model if model is None else model.name
+            name = archive.recorded_model if model is None else model.name
             new = _missing(log, archive, run, name) if dry_run or log is None else _adopt(log, archive, run, name)
         except _not_adopted as error:
             yield _refused(info, error)

@@ -17,28 +17,30 @@ from runstate.alerts import AlertBook, content_mismatch
 from runstate.changes import Change, changes
 from runstate.errors import (
     EventTooLarge,
-    InvalidEvent,
-    InvalidJson,
     InvalidTransition,
     KeyMismatch,
-    ModelFailed,
     RunstateError,
     SequenceConflict,
     StreamNotFound,
     Truncated,
 )
-from runstate.logs.log import AppendResult, EventLog, StoredSnapshot, begins_after, now
+from runstate.logs.log import AppendResult, EventLog, StoredSnapshot, StreamInfo, now
 from runstate.logs.pairing import model_for
 from runstate.logs.registry import open_log
+from runstate.logs.stream_models import check_model
+from runstate.logs.stream_times import seq_at
 from runstate.models.engine.events import RunEventRecord
 from runstate.models.engine.model import EngineEvent, EngineModel
 from runstate.models.engine.state import RunSnapshot
 from runstate.models.model import AlertSink, AnyModel, Draft, E, Model, S, W
+from runstate.models.model_errors import translate_model_errors
+from runstate.models.registry import find_model
 from runstate.producer import RunProducer
 from runstate.snapshots import Snapshots, StoredState
 
 event_bytes_default = 1024 * 1024
 """An event larger than this is refused unless the store was opened with another limit."""
+_checked_max = 10_000
 
 
 class StoreOptions(TypedDict, total=False):
@@ -71,16 +73,20 @@ def open(
 ) -> Store[Any, Any, Any]:
     """Open the log at `url` and read it through `model`: a name, `file.py:Class`, or a model of your own.
 
-    By default the model is the one that goes with the log: `rundir` with run directories, else `engine`. Makes the log
-    if it is not there, unless `create` is false. The options are those of `StoreOptions`.
+    By default it is the model that the log's streams record. Where they record none, or several, it is the one that
+    goes with the log: `rundir` with run directories, else `engine`. Creates the log if it is not there, unless `create`
+    is false. The options are those of `StoreOptions`.
 
     Raises:
-        InvalidUrl, UnknownModel, ModelMismatch, LogNotFound, NotALog, LogTooNew, LogFailed: nothing was changed.
+        UnknownModel: there is no such model, or the one that the log records is not installed.
+        ModelMismatch: the log records other models, and which one to use must be said.
+        InvalidUrl, LogNotFound, NotALog, LogTooNew, LogFailed: nothing was changed.
     """
-    found = model_for(url, model)
+    if isinstance(model, str):
+        model = find_model(model)  # Before the log is created.
     log = open_log(url, create=create)
     try:
-        return Store(log, found, **options)
+        return Store(log, model_for(url, log, model), **options)
     except BaseException:
         log.close()
         raise
@@ -104,6 +110,8 @@ class Store(Generic[W, E, S]):
         self.snapshots = Snapshots(log, model, snapshot_every, self.alerts)
         self._event_bytes_max, self._check_transitions = event_bytes_max, check_transitions
         self._strict_keys = strict_keys
+        self._checked: set[str] = set()
+        """Streams that record this model, or none, as far as this process knows."""
 
     # --- writing ---------------------------------------------------------------------------------------
 
@@ -112,6 +120,7 @@ class Store(Generic[W, E, S]):
 
         Raises:
             InvalidEvent, InvalidStream, EventTooLarge, KeyMismatch, InvalidTransition: nothing was written.
+            ModelMismatch: the stream records another model; nothing was written.
             SequenceConflict: the stream is not at `expected_seq`.
             AppendOutcomeUnknown, LogBusy, LogFull: try again with the same event.
         """
@@ -164,15 +173,8 @@ class Store(Generic[W, E, S]):
         """A producer for one run: it derives keys and refuses what is impossible. For the engine model alone."""
         if not isinstance(self.model, EngineModel):
             raise TypeError(f"run() needs the engine model; this store has the model {self.model.name!r}")
-        return RunProducer(
-            self,
-            run_id,
-            tenant=tenant,
-            project=project,
-            environment=environment,
-            plan=plan,
-            plan_version=plan_version,
-        )
+        names = {"tenant": tenant, "project": project, "environment": environment}
+        return RunProducer(self, run_id, **names, plan=plan, plan_version=plan_version)
 
     def delete_stream(self, stream: str) -> None:
         """Delete a whole stream, for retention.
@@ -182,16 +184,22 @@ class Store(Generic[W, E, S]):
         """
         self.log.delete_stream(stream)
         self.snapshots.forget(stream)
+        self._checked.discard(stream)
 
     # --- reading ---------------------------------------------------------------------------------------
 
     def fetch_events(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[E]:
-        """At most `limit` events with `seq > after_seq`, ascending; empty for a stream that is not there."""
+        """At most `limit` events with `seq > after_seq`, ascending; empty for a stream that is not there.
+
+        Raises:
+            ModelMismatch: the stream records another model. So does everything else here that reads a stream.
+        """
+        self._check_model(stream)
         return [self.model.decode(record.body) for record in self.log.read(stream, after_seq=after_seq, limit=limit)]
 
     def get_snapshot(self, stream: str) -> S | None:
         """The state now: the stored snapshot, brought up to date with the log. None if there is no such stream."""
-        if (info := self.log.stream(stream)) is None:
+        if (info := self._info(stream)) is None:
             return None
         stored = self.snapshots.stored(stream)
         if stored is not None and stored.seq == info.last_seq:
@@ -202,7 +210,7 @@ class Store(Generic[W, E, S]):
 
     def stored_snapshot(self, stream: str) -> StoredState[S] | None:
         """The snapshot as it is stored, and how far it is behind the log. None if none is stored."""
-        if (info := self.log.stream(stream)) is None or (stored := self.snapshots.stored(stream)) is None:
+        if (info := self._info(stream)) is None or (stored := self.snapshots.stored(stream)) is None:
             return None
         return StoredState(self.model.load(stored.body), stored.seq, info.last_seq - stored.seq)
 
@@ -223,9 +231,9 @@ class Store(Generic[W, E, S]):
         """
         if seq is not None and at is not None:
             raise ValueError("seq and at are two ways to say one thing; give one of them")
-        if self.log.stream(stream) is None:
+        if self._info(stream) is None:
             raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-        until = seq if at is None else self._seq_at(stream, at)
+        until = seq if at is None else seq_at(self.log, stream, at)
         try:
             return self._fold(self.model.initial(stream), stream, 0, until)
         except Truncated:
@@ -233,6 +241,7 @@ class Store(Generic[W, E, S]):
 
     def current_state(self, stream: str) -> S:
         """The state now: the snapshot on file brought up to date. The initial state where there is no stream."""
+        self._check_model(stream)
         return self._state_at(stream, None)
 
     def diff(self, stream: str, *, from_seq: int, to_seq: int) -> list[Change]:
@@ -261,7 +270,7 @@ class Store(Generic[W, E, S]):
         Raises:
             StreamNotFound: there is no such stream.
         """
-        info = self.log.stream(stream)
+        info = self._info(stream)
         if info is None:
             raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
         return self.snapshots.of(self.snapshot_at(stream, seq=info.last_seq), info.last_seq)
@@ -277,8 +286,28 @@ class Store(Generic[W, E, S]):
 
     # --- how -------------------------------------------------------------------------------------------
 
+    def _info(self, stream: str) -> StreamInfo | None:
+        """
+        Raises:
+            ModelMismatch: the stream records another model.
+        """
+        info = self.log.stream(stream)
+        if info is not None:
+            check_model(stream, info.model, self.model.name)
+            if len(self._checked) >= _checked_max:
+                self._checked.clear()
+            self._checked.add(stream)
+        return info
+
+    def _check_model(self, stream: str) -> None:
+        """`_info` for who does not need it: looked up once."""
+        if stream not in self._checked:
+            self._info(stream)
+
     def _draft(self, event: W) -> tuple[str, Draft]:
         stream, draft = self.model.draft(event)
+        if not draft.model:  # A model of somebody else's making need not name itself.
+            draft = msgspec.structs.replace(draft, model=self.model.name)
         if len(draft.tail) > self._event_bytes_max:
             raise EventTooLarge(
                 f"The event has {len(draft.tail)} bytes, the limit is {self._event_bytes_max}; "
@@ -326,7 +355,7 @@ class Store(Generic[W, E, S]):
         Raises:
             InvalidTransition: with the `index` of the draft; the same answer as long as the stream stays as it is.
         """
-        info = self.log.stream(stream)
+        info = self._info(stream)
         seq = 0 if info is None else info.last_seq
         state, new = self._state_at(stream, seq), set[str]()
         for index, draft in enumerate(drafts):
@@ -353,38 +382,6 @@ class Store(Generic[W, E, S]):
         # Looking back raises no alerts: whoever folded these events first has raised them.
         with translate_model_errors(self.model, stream):
             return self.model.fold(state, self.log.lines(stream, after_seq=after_seq, until_seq=until_seq))
-
-    def _seq_at(self, stream: str, at: datetime | str) -> int:
-        """The last seq that was stored by a time. A prefix, even if the authority's clock once went backwards."""
-        moment = datetime.fromisoformat(at) if isinstance(at, str) else at
-        if moment.tzinfo is None:
-            raise ValueError(f"{at} has no zone; write it like 2026-11-15T09:30:00Z")
-        found = after_seq = begins_after(self.log, stream)
-        while page := self.log.read(stream, after_seq=after_seq):
-            after_seq = page[-1].seq
-            stored_by_then = [r.seq for r in page if datetime.fromisoformat(r.persisted_at) <= moment]
-            found = max([found, *stored_by_then])
-        return found
-
-
-@contextmanager
-def translate_model_errors(model: AnyModel, stream: str) -> Iterator[None]:
-    """Turn whatever a model raises while it folds a stream into an error of ours.
-
-    Raises:
-        InvalidEvent, InvalidJson, ModelFailed: with the name of the model.
-    """
-    try:
-        yield
-    except (InvalidEvent, InvalidJson) as error:
-        raise type(error)(f"{error}; is {model.name!r} the right model?", **error.details) from error
-    except RunstateError:
-        raise
-    except Exception as error:
-        raise ModelFailed(
-            f"The model {model.name!r} cannot fold the stream {stream!r}: {error!r}; is it the right model?",
-            stream=stream,
-        ) from error
 
 
 @contextmanager

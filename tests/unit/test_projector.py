@@ -41,6 +41,7 @@ class GappedLog(MemoryLog):
         records.append(record)
         records.sort(key=lambda r: r.seq)
         self._keys.setdefault(event.run_id, {})[draft.key] = record
+        self._models[event.run_id] = draft.model
         self._last_position += 1
         self._feed.append((self._last_position, record))
         return record

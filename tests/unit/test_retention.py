@@ -16,7 +16,7 @@ from tests.fleets import histories
 from tests.log_urls import durable_schemes, servers, url_at
 
 import runstate
-from runstate.conformance.notes import numbered, stored
+from runstate.conformance.notes import note, numbered, stored
 from runstate.errors import LogBusy, LogDamaged, NotALog, Unsupported
 from runstate.logs.archive import ArchiveLog, writing
 from runstate.logs.archive.directory import ArchiveDirectory
@@ -157,7 +157,7 @@ def test_whatever_is_archived_kept_and_restored_every_event_is_somewhere(
         stop = data.draw(st.integers(0, 8))
         if kind == "append":
             for run in sorted(over & contents(log).keys())[:1]:
-                log.append(run, numbered(1, prefix=f"late-{len(fleet[run])}-"))
+                log.append(run, [note(f"late-{len(fleet[run])}", model="")])
                 fleet[run] = stored(log, run)
             continue
         with ArchiveLog(root) as archived:
@@ -390,7 +390,7 @@ def test_a_damaged_run_stays_where_the_evidence_is(tmp_path: Path) -> None:
 def test_a_run_that_the_model_cannot_read_stays(tmp_path: Path) -> None:
     log = MemoryLog()
     over = fill(log)
-    log.append("notes", numbered(2))
+    log.append("notes", [note("a", model=""), note("b", model="")])  # As an older version left it.
     told = archive_all(log, tmp_path)
     assert outcomes(told) == dict.fromkeys(over, "archived") | {"notes": "refused"}
     assert told["notes"].code == "model.failed"
@@ -498,7 +498,7 @@ def test_a_run_that_has_moved_on_since_stays_as_it_is_and_one_that_differs_is_re
     over = fill(log)
     archive_all(log, tmp_path, msgspec.structs.replace(everything, keep=True))
     longer, other = sorted(over)[:2]
-    log.append(longer, numbered(1))
+    log.append(longer, [note("late", model="")])
     log.delete_stream(other)
     log.append(other, numbered(2))
     fleet = contents(log)

@@ -25,6 +25,7 @@ from runstate.errors import (
     LogClosed,
     LogFull,
     LogNotFound,
+    ModelMismatch,
     RunstateError,
     SequenceConflict,
     StreamNotFound,
@@ -1105,13 +1106,24 @@ def test_only_the_engine_model_has_runs() -> None:
         store.run("r-1", tenant="acme", plan="nightly")
 
 
-def test_two_models_keep_their_snapshots_apart(open_store: Open, write: Write) -> None:
+def test_a_stream_is_neither_read_nor_written_through_another_model(open_store: Open, write: Write) -> None:
     class Audit(EngineModel):
         name = "audit"
 
     store = open_store()
     store.append_event(write())
     audit = runstate.Store(store.log, Audit())
-    assert audit.stored_snapshot("r-1") is None
-    audit.append_event(write("RunPaused"))
+    refused: list[Callable[[], object]] = [
+        lambda: audit.fetch_events("r-1"),
+        lambda: audit.get_snapshot("r-1"),
+        lambda: audit.stored_snapshot("r-1"),
+        lambda: audit.project_snapshot("r-1"),
+        lambda: audit.current_state("r-1"),
+        lambda: audit.diff("r-1", from_seq=0, to_seq=1),
+        lambda: audit.rebuild_snapshot("r-1"),
+        lambda: audit.append_event(write("RunPaused")),
+    ]
+    for call in refused:
+        with pytest.raises(ModelMismatch, match="'engine', not of 'audit'"):
+            call()
     assert stored_seq(store) == 1

@@ -115,7 +115,7 @@ def tail(
     as_json: AsJson = False,
 ) -> None:
     """Print the daemon's events in order, as rows on a terminal, else as JSON records."""
-    write_records = record_writer(DAEMON, as_json, with_stream=False)
+    write_records = record_writer(lambda stream: DAEMON, as_json, with_stream=False)
     with _log_of(place, name) as read, _ended_by_interrupt() if follow else nullcontext():
         seq = max(0, read.seq - limit) if after is None else after
         left: int | None = None if follow else limit

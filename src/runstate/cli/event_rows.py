@@ -22,10 +22,14 @@ _dropped_first = ("subject", "time", "stream")
 """In this order, columns give way on a terminal that is too narrow for all."""
 
 
-def record_writer(model: AnyModel, as_json: bool, *, with_stream: bool) -> Callable[[Sequence[Record]], None]:
+ModelOf = Callable[[str], AnyModel | None]
+"""The model to describe the events of a stream with; None if there is none: they are shown as they are."""
+
+
+def record_writer(model_of: ModelOf, as_json: bool, *, with_stream: bool) -> Callable[[Sequence[Record]], None]:
     """The function that writes a page of records: rows for a person at a terminal, JSON for everything else."""
     if is_terminal() and not as_json:
-        return EventRows(model, with_stream=with_stream).write
+        return EventRows(model_of, with_stream=with_stream).write
 
     def write(records: Sequence[Record]) -> None:
         for record in records:
@@ -37,8 +41,8 @@ def record_writer(model: AnyModel, as_json: bool, *, with_stream: bool) -> Calla
 class EventRows:
     """Writes records as rows. The first page decides how wide the columns are; a date stands above its events."""
 
-    def __init__(self, model: AnyModel, *, with_stream: bool) -> None:
-        self._model, self._console = model, stdout_console()
+    def __init__(self, model_of: ModelOf, *, with_stream: bool) -> None:
+        self._model_of, self._console = model_of, stdout_console()
         self._columns = ["seq", "time", *(["stream"] if with_stream else []), "type", "subject"]
         self._widths: dict[str, int] = {}
         self._date = ""
@@ -80,10 +84,13 @@ class EventRows:
         return row
 
     def _describe(self, record: Record) -> Description:
+        model = self._model_of(record.stream)
         try:
-            return self._model.describe(self._model.decode(record.body))
-        except Exception:  # noqa: BLE001 - a list shows what is there, also what its model cannot read
-            return Description("", msgspec.Raw(record.body))
+            if model is not None:
+                return model.describe(model.decode(record.body))
+        except Exception:  # noqa: BLE001, S110 - a list shows what is there, also what its model cannot read
+            pass
+        return Description("", msgspec.Raw(record.body))
 
 
 def _texts(record: Record, description: Description) -> dict[str, str]:

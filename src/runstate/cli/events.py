@@ -14,13 +14,15 @@ import msgspec
 import typer
 
 from runstate.cli.event_rows import record_writer
-from runstate.cli.options import AsJson, BytesMax, Limit, ModelName, Stream, Url, bytes_max_default, existing
+from runstate.cli.options import AsJson, BytesMax, Limit, ModelName, Stream, Url, bytes_max_default
 from runstate.cli.output import Overlong, numbered_lines, words, write_json, write_line
 from runstate.cli.progress_display import track
-from runstate.errors import EventTooLarge, InvalidEvent, ModelFailed, RunstateError, StreamNotFound
+from runstate.cli.stream_stores import open_streams
+from runstate.errors import EventTooLarge, InvalidEvent, ModelFailed, RunstateError
 from runstate.logs.log import AppendResult, Position, Record
-from runstate.logs.pairing import model_for
+from runstate.logs.pairing import model_to_append
 from runstate.logs.record_json import event_in_record
+from runstate.logs.stream_models import check_model
 from runstate.logs.waiting import wait_for_more
 from runstate.models.model import AnyModel
 from runstate.models.registry import find_model, installed_models
@@ -63,14 +65,16 @@ def append(
     persisted = 0
     with _seekable(file) as lines:
         # Checked in a store of no consequence, so that bad input does not even leave an empty log behind.
-        found = model_for(url, model)
+        found = model_to_append(url, model)
         with open_store("memory:", found, **options) as checker:
             count, streams = _check_all(checker, lines, event_bytes_max)
         lines.seek(0)
         with open_store(url, found, **options) as store:
             for stream in sorted(streams):
-                for first in store.log.read(stream, limit=1):
-                    _refuse_other_model(store.model, first)
+                info = store.log.stream(stream)
+                if info is not None and check_model(stream, info.model, store.model.name) != info.model:
+                    for first in store.log.read(stream, limit=1):  # An older version wrote it, and recorded no model.
+                        _refuse_other_model(store.model, first)
             for number, result in track(_append_all(store, lines, event_bytes_max), "appending", count):
                 persisted += result.persisted
                 write_json(_result(store.model, result))
@@ -88,11 +92,10 @@ def fetch(
     as_json: AsJson = False,
 ) -> None:
     """Print the events of one stream in order, as rows on a terminal, else as JSON records."""
-    with existing(url, model) as store:
-        records = store.log.read(stream, after_seq=after, limit=limit)
-        if not records and store.log.stream(stream) is None:
-            raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-        record_writer(store.model, as_json, with_stream=False)(records)
+    with open_streams(url, model) as streams:
+        found = streams.model_of(streams.find(stream))
+        records = streams.log.read(stream, after_seq=after, limit=limit)
+        record_writer(lambda _: found, as_json, with_stream=False)(records)
         if len(records) == limit:
             words.print(f"stopped at --limit {limit}; continue with --after {records[-1].seq}")
 
@@ -107,27 +110,33 @@ def tail(
     as_json: AsJson = False,
 ) -> None:
     """Print the feed: the events of all streams in commit order, as rows on a terminal, else as JSON records."""
-    with existing(url, model) as store:
-        write_records = record_writer(store.model, as_json, with_stream=stream is None)
-        if stream is not None and not follow and store.log.stream(stream) is None:
-            raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+    with open_streams(url, model) as streams:
+        log, written = streams.log, 0
+        write_records = record_writer(streams.describing_model, as_json, with_stream=stream is None)
+        if stream is not None and not follow:
+            streams.model_of(streams.find(stream))
         position = Position(after) if after is not None else None
         left = limit
         try:
             while left is None or left > 0:
-                page = store.log.feed(after=position, limit=min(1000, left or 1000) if stream is None else 1000)
-                wanted = [record for record in page.records if stream is None or record.stream == stream][:left]
+                page = log.feed(after=position, limit=min(1000, left or 1000) if stream is None else 1000)
+                of_stream = (record for record in page.records if stream is None or record.stream == stream)
+                wanted = [record for record in of_stream if streams.includes(record.stream)][:left]
                 if wanted:
                     write_records(wanted)
+                written += len(wanted)
                 left = None if left is None else left - len(wanted)
                 position = page.next
                 if not page.records:
                     if not follow:
                         break
                     sys.stdout.flush()
-                    wait_for_more(store.log, position, _wait_max_s)
+                    wait_for_more(log, position, _wait_max_s)
         except KeyboardInterrupt:
             words.print()
+        if not written:
+            streams.refuse_others()
+        streams.report_left_out()
         if stream is None or left is None:
             words.print(f"continue with --after {position or 0}")
 

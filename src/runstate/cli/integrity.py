@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from runstate.cli.options import AsJson, ModelName, Url, existing
+from runstate.cli.options import AsJson, ModelName, Url
 from runstate.cli.output import counted, words, write_json, write_line
 from runstate.cli.progress_display import track
 from runstate.cli.seals import KeyFile, SealsFile, read_seals_for, seal_findings
+from runstate.cli.stream_stores import StreamStores, open_streams
 from runstate.errors import RunstateError, StreamNotFound, shown_url
 from runstate.logs.log import Capability, Finding
-from runstate.store import Store
-
-AnyStore = Store[Any, Any, Any]
 
 
 def verify(
@@ -35,16 +33,17 @@ def verify(
     """
     damage = warnings = differing = 0
     sealed = read_seals_for(stream, seals_file, key_file)
-    with existing(url, model) as store:
-        if sealed is None:
-            _check_stream_exists(store, stream)  # A sealed stream that is gone is a finding.
-        findings = chain(_findings(store, stream), () if sealed is None else seal_findings(store.log, stream, *sealed))
+    with open_streams(url, model) as stores:
+        log = stores.log
+        _check_stream(stores, stream, is_needed=sealed is None)  # A sealed stream that is gone is a finding.
+        findings = chain(_findings(stores, stream), () if sealed is None else seal_findings(log, stream, *sealed))
         for finding in track(findings, "verifying"):
             damage += finding.severity == "damage"
             warnings += finding.severity == "warning"
             differing += finding.severity == "damage" and finding.code.startswith("seal.")
             write_finding(finding, as_json, url)
-        is_empty = not store.log.streams(limit=1)
+        is_empty = not log.streams(limit=1)
+        stores.report_left_out()
     if damage or warnings:
         words.print(f"{damage} damaged, {counted(warnings, 'warning')}")
     else:
@@ -69,14 +68,14 @@ def repair(
     Exit code 1 if damage remains that repair cannot help with.
     """
     done = left = 0
-    with existing(url, model) as store:
-        _check_stream_exists(store, stream)
+    with open_streams(url, model) as stores:
+        _check_stream(stores, stream)
         damaged: dict[str | None, list[Finding]] = {}
-        for finding in track(_findings(store, stream), "verifying"):
+        for finding in track(_findings(stores, stream), "verifying"):
             if finding.severity == "damage":
                 damaged.setdefault(finding.stream, []).append(finding)
         for name, findings in sorted(damaged.items(), key=lambda item: item[0] or ""):
-            repaired = [] if name is None else _repair_stream(store, name, findings, dry_run)
+            repaired = [] if name is None else _repair_stream(stores, name, findings, dry_run)
             done += len(repaired)
             left += not repaired
             for finding in repaired or findings:
@@ -99,38 +98,56 @@ def write_finding(finding: Finding, as_json: bool, url: str) -> None:
     write_line(f"{where or shown_url(url)}: {finding.code}: {finding.message}".encode())
 
 
-def _findings(store: AnyStore, stream: str | None) -> Iterator[Finding]:
-    """What the log finds, then the streams that it finds intact and their model cannot fold."""
-    damaged = set()
-    for finding in store.log.verify(stream):
+def _findings(stores: StreamStores, stream: str | None) -> Iterator[Finding]:
+    """What the log finds, then the streams that it finds intact and their model cannot fold.
+
+    Raises:
+        ModelMismatch: there are streams, and none of the given model.
+    """
+    damaged, folded = set(), 0
+    for finding in stores.log.verify(stream):
         if finding.severity == "damage":
             damaged.add(finding.stream)
         yield finding
-    names = [stream] if stream is not None else (head.stream for head in store.log.heads(versions=False))
+    names = [stream] if stream is not None else (head.stream for head in stores.log.heads(versions=False))
     for name in names:
         if name in damaged:
             continue
         try:
-            store.project_snapshot(name)
+            info = stores.find(name)
+            if not stores.is_chosen(info):
+                continue
+            folded += 1
+            stores.of(info).project_snapshot(name)
         except StreamNotFound:
             continue  # Deleted since it was listed, or its first append was never finished.
         except RunstateError as error:
             yield Finding(code=error.code, message=str(error), stream=name)
+    if not folded:
+        stores.refuse_others()
 
 
-def _repair_stream(store: AnyStore, name: str, findings: list[Finding], dry_run: bool) -> list[Finding]:
+def _repair_stream(stores: StreamStores, name: str, findings: list[Finding], dry_run: bool) -> list[Finding]:
     """Repair one stream. Returns what was done, or would be; nothing if there is no way."""
     repaired: list[Finding] = []
-    if Capability.REPAIR in store.log.capabilities:
-        repaired += store.log.repair(name, dry_run=dry_run)
+    if Capability.REPAIR in stores.log.capabilities:
+        repaired += stores.log.repair(name, dry_run=dry_run)
     if all(finding.code.startswith("snapshot.") for finding in findings):
         message = "The snapshot is rebuilt from the log" if dry_run else "The snapshot was rebuilt from the log"
         if not dry_run:
-            store.rebuild_snapshot(name)
+            stores.of(stores.find(name)).rebuild_snapshot(name)
         repaired.append(Finding(code="snapshot.rebuilt", message=message, stream=name))
     return repaired
 
 
-def _check_stream_exists(store: AnyStore, stream: str | None) -> None:
-    if stream is not None and store.log.stream(stream) is None:
+def _check_stream(stores: StreamStores, stream: str | None, *, is_needed: bool = True) -> None:
+    """
+    Raises:
+        StreamNotFound: there is no such stream, and it is needed.
+        ModelMismatch: it records another model than the given one.
+    """
+    info = None if stream is None else stores.log.stream(stream)
+    if info is not None:
+        stores.model_of(info)
+    elif stream is not None and is_needed:
         raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from runstate.cli.output import words
-from runstate.models.model import Alert
+from runstate.cli.stream_stores import print_alert
+from runstate.models.model import AnyModel
 from runstate.models.registry import installed_models
 from runstate.store import Store, event_bytes_default
 from runstate.store import open as open_store
@@ -24,7 +24,7 @@ ModelName = Annotated[
         "--model",
         "-m",
         help="What the events mean: an installed model, or one of your own as FILE.py:CLASS. "
-        "Default: the one that goes with the log.",
+        "Default: the one that the stream records, or else the one that goes with the log.",
         show_default=False,
         autocompletion=installed_models,
     ),
@@ -35,13 +35,10 @@ BytesMax = Annotated[int, typer.Option("--event-bytes-max", min=1, help="Refuse 
 bytes_max_default = event_bytes_default
 
 
-def existing(url: str, model: str | None) -> Store[Any, Any, Any]:
+def existing(url: str, model: str | AnyModel | None) -> Store[Any, Any, Any]:
     """A store for reading: a log that is not there is an error, not a new file, and no snapshot is saved on the way."""
-    return open_store(url, model, create=False, snapshot_every=0, on_alert=_print_alert)
-
-
-def _print_alert(alert: Alert) -> None:
-    words.print(f"alert {alert.code}: {alert.subject}", style="yellow")
+    store: Store[Any, Any, Any] = open_store(url, model, create=False, snapshot_every=0, on_alert=print_alert)
+    return store
 
 
 _unit_s = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}

@@ -18,16 +18,18 @@ from runstate.cli.options import AsJson, ModelName, existing
 from runstate.cli.output import counted, words, write_json, write_line
 from runstate.cli.pipeline import check_spark
 from runstate.cli.progress_display import Display, Progress, Watch
+from runstate.cli.stream_stores import report_left_out
 from runstate.cli.tables import write_table
-from runstate.errors import InvalidUrl, LogNotFound, RunstateError, shown_url
+from runstate.errors import InvalidUrl, LogNotFound, ModelMismatch, RunstateError, shown_url
 from runstate.following import Follower, SinkOf, check_feed, store_sink
 from runstate.logbook import Entry, Logbook
-from runstate.logs.pairing import default_model
+from runstate.logs.pairing import check_model_is_used, default_name
 from runstate.logs.pending import Blocker, oldest_pending
 from runstate.logs.registry import open_log
 from runstate.logs.user_state import user_state_directory
 from runstate.metrics import serve_metrics
 from runstate.models.canonical import digest
+from runstate.models.registry import find_model
 from runstate.projector import Projector, lag_high_s
 from runstate.sinks import Projected, Sink, TellingSink
 from runstate.store import Store
@@ -73,13 +75,16 @@ def project(
     as_json: AsJson = False,
 ) -> None:
     """Keep a snapshot of every stream up to date with the feed. It begins where the projector before it stopped."""
-    name = model or default_model(urls[0])
-    directory = state or state_directory(urls, name)
     sink_of = sink_named(to, as_json)
     with ExitStack() as stack:
-        stores = {url: stack.enter_context(existing(url, name)) for url in dict.fromkeys(urls)}
+        first = stack.enter_context(existing(urls[0], model))
+        stores = {urls[0]: first} | {
+            url: stack.enter_context(existing(url, first.model)) for url in urls if url != urls[0]
+        }
         for url, store in stores.items():
             check_feed(url, store.log)
+            check_model_is_used(url, store.log, first.model.name)
+        directory = state or state_directory(urls, first.model.name)
         # Not before: what is refused leaves no logbook behind.
         book = stack.enter_context(closing(Logbook(directory)))
         stack.enter_context(book.kept_for(sink_name(to)))
@@ -98,6 +103,8 @@ def project(
         if follow:
             words.print(f"caught up: {_events(followers)}; following, Ctrl-C ends")
             _follow(followers)
+        for follower in followers:
+            report_left_out(follower.left_out)
     words.print(f"{_events(followers)} projected" + ("" if follow else "; --follow goes on"))
 
 
@@ -203,15 +210,40 @@ def lag(
     as_json: AsJson = False,
 ) -> None:
     """Show how far behind its logs a projector is now, and its open alerts. Exits with 1 if by more than 5 seconds."""
-    name = model or default_model(urls[0])
+    name = _model_name(urls[0], model)
     directory = state or state_directory(urls, name)
     with closing(_logbook(directory, urls)) as book:
+        if model is not None:
+            _check_model(book, name)
         if watch and not as_json:
             _watch(urls, book)
             return
         found = _report(urls, book, as_json)
     if any(each.lag_s > lag_high_s for each in found):
         raise typer.Exit(1)
+
+
+def _model_name(url: str, model: str | None) -> str:
+    """The name of the model that a log is projected with by default. Whether it is installed does not matter here."""
+    if model is not None:
+        return find_model(model).name
+    with open_log(url, create=False) as log:
+        return default_name(url, log)
+
+
+def _check_model(book: Logbook, name: str) -> None:
+    """
+    Raises:
+        ModelMismatch: the logbook is that of another model.
+    """
+    for entry in book.entries():
+        if entry.model != name:
+            raise ModelMismatch(
+                f"The logbook {book.path} is that of a projector of the model {entry.model!r}, not of {name!r}. "
+                "Leave out --model, or pass the logbook's directory with --state",
+                recorded=entry.model,
+                given=name,
+            )
 
 
 def _report(urls: Sequence[str], book: Logbook, as_json: bool) -> list[Entry]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,10 +18,13 @@ from runstate.errors import LogNotFound, StreamNotFound, UnknownModel
 from runstate.logs.archive.directory import ArchiveDirectory
 from runstate.logs.archive.log import ArchiveLog
 from runstate.logs.log import EventLog, StreamInfo
+from runstate.logs.pairing import check_model_is_used
 from runstate.logs.registry import open_log
+from runstate.logs.stream_models import check_model
 from runstate.models.registry import resolve_model
 from runstate.retention import Archiver, Archiving, RunOutcome, check_archivable, infos
 from runstate.retention import restore as restored
+from runstate.store import Store
 
 Streams = Annotated[
     list[str] | None,
@@ -58,14 +61,15 @@ def archive(
     with ExitStack() as stack:
         store = stack.enter_context(existing(url, model))
         check_archivable(store.log, keep)
+        check_model_is_used(url, store.log, store.model.name)
         directory.check(store.model.name)
         if not dry_run:
             directory.prepare(store.model.name)
             stack.enter_context(directory.alone())
         archiver = Archiver(store.log, store.model, directory, archiving)
-        told = _tell(archiver.run(_to_archive(store.log, archiver, stream)), as_json, "archiving", dry_run)
+        told = _tell(archiver.run(_to_archive(store, archiver, stream)), as_json, "archiving", dry_run)
     for reason, count in archiver.passed_over.items():
-        words.print(f"{count} left: {_passed_over[reason]}")
+        words.print(f"{count} left: {_passed_over[reason].format(model=store.model.name)}")
     raise typer.Exit(1 if told["refused"] else 0)
 
 
@@ -100,7 +104,7 @@ def restore(
     raise typer.Exit(1 if told["refused"] else 0)
 
 
-_passed_over = {"recent": "not old enough", "unfinished": "not over"}
+_passed_over = {"recent": "not old enough", "unfinished": "not over", "other_model": "of another model than {model!r}"}
 _columns = ("stream", "outcome", "events", "bytes", "")
 
 
@@ -123,13 +127,14 @@ def _tell(outcomes: Iterator[RunOutcome], as_json: bool, doing: str, dry_run: bo
     return told
 
 
-def _to_archive(log: EventLog, archiver: Archiver, streams: Iterable[str] | None) -> Iterator[StreamInfo]:
+def _to_archive(store: Store[Any, Any, Any], archiver: Archiver, streams: Iterable[str] | None) -> Iterator[StreamInfo]:
     if streams is None:
-        yield from infos(log)
+        yield from infos(store.log)
         return
     for stream in dict.fromkeys(streams):
-        info = log.stream(stream)
+        info = store.log.stream(stream)
         if info is not None:
+            check_model(stream, info.model, store.model.name)
             yield info
         elif not archiver.holds(stream):
             raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)

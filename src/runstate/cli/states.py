@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -12,11 +13,20 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from runstate.cli.options import AsJson, Limit, ModelName, Stream, Url, existing, parse_since, parse_time
+from runstate.cli.options import AsJson, Limit, ModelName, Stream, Url, parse_since, parse_time
 from runstate.cli.output import counted, words, write_json, write_line
 from runstate.cli.progress_display import track
+from runstate.cli.stream_stores import StreamStores, open_stream, open_streams
 from runstate.cli.tables import write_table
-from runstate.errors import LogDamaged, NotWritable, RunstateError, StreamNotFound, Unsupported
+from runstate.errors import (
+    LogDamaged,
+    ModelMismatch,
+    NotWritable,
+    RunstateError,
+    StreamNotFound,
+    UnknownModel,
+    Unsupported,
+)
 from runstate.logs.log import Capability, StoredSnapshot, StreamInfo
 from runstate.store import Store
 
@@ -53,15 +63,13 @@ def streams(
     model: ModelName = None,
     as_json: AsJson = False,
 ) -> None:
-    """List streams: id, status, events, tenant and times. Filter, sort and limit them."""
+    """List streams: id, status, model, events, tenant and times. Filter, sort and limit them."""
     moment = None if since is None else parse_since(since)
-    with existing(url, model) as store:
-        chosen: Iterable[StreamInfo] = filter(
-            lambda info: _is_chosen(info, tenant, moment, like), _all_streams(store, after)
-        )
+    with open_streams(url, model) as stores:
+        chosen: Iterable[StreamInfo] = filter(lambda info: _is_chosen(info, tenant, moment, like), stores.all(after))
         if sort is not SortBy.STREAM or reverse:
             chosen = sorted(chosen, key=_sort_keys[sort], reverse=reverse)
-        rows = ((info, _status(store, info.stream)) for info in chosen)
+        rows = ((info, _status(stores, info)) for info in chosen)
         wanted = ((info, found) for info, found in rows if status is None or found.lower() == status.lower())
         found = list(islice(wanted, limit + 1))
         more, found = len(found) > limit, found[:limit]
@@ -69,20 +77,16 @@ def streams(
             for info, stream_status in found:
                 write_json({**msgspec.to_builtins(info), "status": stream_status})
         elif found:
-            columns = ("stream", "status", "last seq", "events", "last stored", "tenant", "first stored")
+            columns = ("stream", "status", "last seq", "events", "last stored", "tenant", "model", "first stored")
             write_table(columns, (_row(info, stream_status) for info, stream_status in found))
+        stores.report_left_out()
+        _report_not_installed(stores, [info for info, _ in found])
     if not found:
         is_filtered = status or tenant or since or like or after
         words.print("0 streams" + (" match" if is_filtered else ""))
     if more:
         onward = f"continue with --after {found[-1][0].stream}" if sort is SortBy.STREAM and not reverse else "raise it"
         words.print(f"stopped at --limit {limit}; {onward}")
-
-
-def _all_streams(store: Store[Any, Any, Any], after: str) -> Iterator[StreamInfo]:
-    while page := store.log.streams(after=after):
-        yield from page
-        after = page[-1].stream
 
 
 def _is_chosen(info: StreamInfo, tenant: str | None, since: datetime | None, like: str | None) -> bool:
@@ -112,7 +116,7 @@ def snapshot(
     """Print a stream's state: now, as stored, folded from its first event, or at an earlier point."""
     if sum([project, stored, at_seq is not None, at_time is not None]) > 1:
         raise typer.BadParameter("give one of --project, --stored, --at-seq and --at-time")
-    with existing(url, model) as store:
+    with open_stream(url, stream, model) as store:
         if project or at_seq is not None or at_time is not None:
             _refuse_beyond(store, stream, at_seq)
             body = store.model.dump(
@@ -140,7 +144,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Show what changed in a stream's state between two places in it."""
-    with existing(url, model) as store:
+    with open_stream(url, stream, model) as store:
         _refuse_beyond(store, stream, from_seq, to_seq)
         found = store.diff(stream, from_seq=from_seq, to_seq=to_seq)
     if as_json:
@@ -165,12 +169,14 @@ def replay(
     nothing to compare.
     """
     done = wrong = behind = 0
-    with existing(url, model) as store:
-        if Capability.SNAPSHOTS not in store.log.capabilities:
+    with open_streams(url, model) as stores:
+        if Capability.SNAPSHOTS not in stores.log.capabilities:
             raise Unsupported(f"{url[:80]!r} stores no snapshots; 'runstate verify' checks its events")
-        for name in track(_names(store, stream), "checking" if check else "replaying"):
-            done += 1
+        infos = stores.all() if stream is None else iter([stores.find(stream)])
+        for info in track(infos, "checking" if check else "replaying"):
+            done, name = done + 1, info.stream
             try:
+                store = stores.of(info)
                 if check:
                     behind += _check_snapshot(store, name)
                 else:
@@ -178,11 +184,14 @@ def replay(
             except RunstateError as error:  # One bad stream does not keep the others from being checked.
                 if isinstance(error, NotWritable) and done == 1:
                     raise  # Nor can any other be written, as a rule: say it once.
+                if isinstance(error, ModelMismatch | UnknownModel) and stream is not None:
+                    raise
                 wrong += 1
                 if as_json:
                     write_json({"stream": name, **error.as_data()})
                 else:
                     write_line(f"{name}: {error.code}: {error}".encode())
+        stores.report_left_out()
     if not done:
         words.print(f"nothing to {'compare' if check else 'replay'}: the log has no streams")
     elif check:
@@ -245,18 +254,10 @@ def _why_unusable(store: Store[Any, Any, Any], stream: str) -> str:
     return "No snapshot is stored"
 
 
-def _names(store: Store[Any, Any, Any], stream: str | None) -> Iterator[str]:
-    if stream is None:
-        yield from (info.stream for info in _all_streams(store, ""))
-        return
-    if store.log.stream(stream) is None:
-        raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-    yield stream
-
-
-def _status(store: Store[Any, Any, Any], stream: str) -> str:
+def _status(stores: StreamStores, info: StreamInfo) -> str:
     try:
-        state = store.get_snapshot(stream)
+        store = stores.of(info)
+        state = store.get_snapshot(info.stream)
     except RunstateError as error:  # A list shows what is there, also what cannot be folded.
         return f"? {error.code}"
     return "" if state is None else store.model.status(state)
@@ -264,7 +265,16 @@ def _status(store: Store[Any, Any, Any], stream: str) -> str:
 
 def _row(info: StreamInfo, status: str) -> tuple[Any, ...]:
     times = info.last_persisted_at, info.first_persisted_at
-    return info.stream, status, info.last_seq, info.events, times[0], info.tenant, times[1]
+    return info.stream, status, info.last_seq, info.events, times[0], info.tenant, info.model, times[1]
+
+
+def _report_not_installed(stores: StreamStores, infos: list[StreamInfo]) -> None:
+    absent = Counter(info.model for info in infos if info.model and stores.model_of(info) is None)
+    for name, count in sorted(absent.items()):
+        words.print(
+            f"no status: {counted(count, 'stream')} of the model {name!r}, which is not installed. "
+            "Pass --model FILE.py:CLASS"
+        )
 
 
 def _brief(value: Any) -> str:

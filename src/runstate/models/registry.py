@@ -44,7 +44,7 @@ def find_model(name: str) -> AnyModel:
     Raises:
         UnknownModel: nothing is there, or what is there is no model.
     """
-    if (point := entry_point(_group, name)) is not None:
+    if (point := _installed(name)) is not None:
         return _as_model(point.load(), name)
     if ":" not in name:
         known = ", ".join(installed_models())
@@ -78,7 +78,7 @@ def resolve_model(recorded: str, given: str | AnyModel | None, holder: str) -> A
             "If you trust that code, pass it yourself: --model FILE.py:CLASS",
             recorded=recorded[:80],
         )
-    elif (point := entry_point(_group, recorded)) is None:
+    elif (point := _installed(recorded)) is None:
         raise UnknownModel(
             f"{holder} holds events of the model {shown}, which is not installed. Pass --model FILE.py:CLASS",
             recorded=recorded[:80],
@@ -92,6 +92,28 @@ def resolve_model(recorded: str, given: str | AnyModel | None, holder: str) -> A
             given=model.name,
         )
     return model
+
+
+def _installed(name: str) -> EntryPoint | None:
+    """
+    Raises:
+        UnknownModel: several packages bring a model of that name.
+    """
+    if (_group, name) not in _found:
+        points = {point.value: point for point in entry_points(group=_group, name=name)}
+        if len(points) > 1:
+            raise UnknownModel(
+                f"Several installed models have the name {name!r}: {', '.join(map(_source, points.values()))}. "
+                "Uninstall all but one, or pass --model with the place of the one to use: MODULE:CLASS"
+            )
+        for point in points.values():
+            _found[_group, name] = point
+    return _found.get((_group, name))
+
+
+def _source(point: EntryPoint) -> str:
+    package = "an unknown package" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+    return f"{point.value} of {package}"
 
 
 def _as_model(found: Any, name: str) -> AnyModel:

@@ -64,9 +64,8 @@ def test_a_stream_of_another_model_is_left_as_it_is(cli: Cli, of_rundir: bytes, 
     assert cli("append", url, "--model", "rundir", stdin=of_rundir).code == 0
     refused = cli("append", url, "--model", "engine", stdin=of_engine)
     assert (refused.code, refused.rows) == (2, [])
-    assert "error[model.failed]" in refused.err
-    assert "holds events of the model 'rundir', which 'engine' cannot read" in refused.err
-    assert "append events of that model with --model rundir" in refused.err
+    assert "error[model.mismatch]" in refused.err
+    assert "holds events of the model 'rundir', not of 'engine'" in refused.err
     assert len(cli("fetch", url, stream, "--model", "rundir").rows) == 1
 
 
@@ -74,7 +73,10 @@ def test_a_stream_of_a_model_that_is_not_installed_is_left_as_it_is(cli: Cli, of
     assert cli("append", "sqlite:log.db", "--model", "door.py:Door", stdin=of_door).code == 0
     refused = cli("append", "sqlite:log.db", stdin=of_engine)
     assert refused.code == 2
-    assert "holds events of another model, which 'engine' cannot read" in refused.err
+    assert "holds events of the model 'door', which is not installed. Pass --model FILE.py:CLASS" in refused.err
+    refused = cli("append", "sqlite:log.db", "--model", "engine", stdin=of_engine)
+    assert refused.code == 2
+    assert "holds events of the model 'door', not of 'engine'" in refused.err
 
 
 def test_models_may_share_a_log_in_streams_of_their_own(
@@ -82,7 +84,7 @@ def test_models_may_share_a_log_in_streams_of_their_own(
 ) -> None:
     for _ in range(2):
         assert cli("append", "sqlite:log.db", "--model", "rundir", stdin=of_rundir).code == 0
-        assert cli("append", "sqlite:log.db", stdin=members_json(write(run="r-1"))).code == 0
+        assert cli("append", "sqlite:log.db", "--model", "engine", stdin=members_json(write(run="r-1"))).code == 0
 
 
 @pytest.mark.parametrize("name", ["daemon", "engine", "rundir", "session"])

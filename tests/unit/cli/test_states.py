@@ -90,10 +90,13 @@ def test_a_snapshot_of_another_version_is_told_as_such(front: Cli) -> None:
 
 
 @pytest.mark.parametrize("command", [("snapshot", "--project"), ("diff", "--from", "0", "--to", "1")])
-def test_a_stream_of_another_model_says_through_which_it_was_read(front: Cli, command: tuple[str, ...]) -> None:
+def test_a_stream_of_a_model_that_is_not_installed_says_what_to_pass(front: Cli, command: tuple[str, ...]) -> None:
     refused = front(command[0], "sqlite:doors.db", "front", *command[1:])
     assert (refused.code, refused.out) == (2, "")
-    assert "is 'engine' the right model?" in refused.err
+    assert "holds events of the model 'door', which is not installed. Pass --model FILE.py:CLASS" in refused.err
+    refused = front(command[0], "sqlite:doors.db", "front", *command[1:], "--model", "engine")
+    assert (refused.code, refused.out) == (2, "")
+    assert "holds events of the model 'door', not of 'engine'" in refused.err
 
 
 def test_an_empty_log_has_no_streams_and_says_so(cli: Cli) -> None:

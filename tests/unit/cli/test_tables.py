@@ -107,7 +107,7 @@ def record(seq: int, kind: str, members: str = "", at: str = "2026-11-16T09:30:0
 
 def test_event_rows_show_seq_time_type_subject_and_details(screen: Screen) -> None:
     file = screen(100)
-    EventRows(ENGINE, with_stream=False).write(
+    EventRows(lambda stream: ENGINE, with_stream=False).write(
         [record(7, "StepFailed", ',"stepId":"extract","payload":{"error":{"code":"E1"},"host":"h-1"}')]
     )
     header, date, row = file.getvalue().rstrip("\n").split("\n")
@@ -125,7 +125,7 @@ def test_event_rows_show_seq_time_type_subject_and_details(screen: Screen) -> No
 @pytest.mark.parametrize("width", [1, 20, 40, 60, 100])
 def test_no_event_row_is_wider_than_the_terminal(screen: Screen, width: int) -> None:
     file = screen(width)
-    rows = EventRows(ENGINE, with_stream=True)
+    rows = EventRows(lambda stream: ENGINE, with_stream=True)
     rows.write([record(1, "StepStarted", ',"stepId":"' + "漢" * 60 + '","payload":{"x":"' + "y" * 200 + '"}')])
     rows.write([record(2, "SomethingWithAVeryLongTypeNameIndeedAndMore")])
     assert all(cell_len(line) <= max(width, 20) for line in file.getvalue().split("\n"))
@@ -133,7 +133,7 @@ def test_no_event_row_is_wider_than_the_terminal(screen: Screen, width: int) -> 
 
 def test_a_new_date_stands_above_its_events(screen: Screen) -> None:
     file = screen(80)
-    rows = EventRows(ENGINE, with_stream=False)
+    rows = EventRows(lambda stream: ENGINE, with_stream=False)
     rows.write([record(1, "RunStarted"), record(2, "RunPaused")])
     rows.write([record(3, "RunResumed", at="2026-11-17T00:00:00.000Z")])
     assert [line for line in file.getvalue().split("\n") if "UTC" in line] == ["2026-11-16 (UTC)", "2026-11-17 (UTC)"]
@@ -142,7 +142,7 @@ def test_a_new_date_stands_above_its_events(screen: Screen) -> None:
 def test_an_event_that_its_model_cannot_read_is_still_listed(screen: Screen) -> None:
     file = screen(100)
     broken = Record("r", 1, "e", "odd", "k", "", "", "2026-11-16T09:30:00.000Z", b'{"not":"an engine event"}')
-    EventRows(ENGINE, with_stream=False).write([broken])
+    EventRows(lambda stream: ENGINE, with_stream=False).write([broken])
     assert '{"not":"an engine event"}' in file.getvalue()
 
 

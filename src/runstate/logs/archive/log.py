@@ -73,6 +73,8 @@ class ArchiveLog(Handle):
         self.info = self.directory.info()
         self.contents = Contents(self.directory)
         self._streams = sorted(self.contents.runs)
+        self.recorded_model = "" if ":" in self.info.model else self.info.model
+        """The model of its streams; older versions may have recorded a place, which is not a name."""
         # Where the last page of a stream ended: the next one begins there.
         self._marks: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self._gate = Lock()
@@ -110,11 +112,11 @@ class ArchiveLog(Handle):
         self._check_listed()
         start = bisect_right(self._streams, after)
         runs = self.contents.runs
-        return [runs[stream].run.info(self.info.model) for stream in self._streams[start : start + limit]]
+        return [runs[stream].run.info(self.recorded_model) for stream in self._streams[start : start + limit]]
 
     def stream(self, stream: str) -> StreamInfo | None:
         copy = self._copy(stream)
-        return None if copy is None else copy.run.info(self.info.model)
+        return None if copy is None else copy.run.info(self.recorded_model)
 
     def heads(self, *, after: str = "", until: str | None = None, versions: bool = True) -> Iterator[Head]:
         self._check_listed()
@@ -122,7 +124,7 @@ class ArchiveLog(Handle):
             if until is not None and stream > until:
                 return
             run = self.contents.runs[stream].run
-            yield Head(stream, run.events, run.sha256 if versions else "", run.last_seq, self.info.model)
+            yield Head(stream, run.events, run.sha256 if versions else "", run.last_seq, self.recorded_model)
 
     def load_snapshot(self, stream: str, model: str) -> StoredSnapshot | None:
         """None: a run's state is folded from its events, whoever asks."""
