@@ -12,10 +12,11 @@ from heapq import merge
 from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol, Self
 
-from runstate.errors import InvalidStream, LogDamaged, RunstateError, Unsupported, shown_url
+from runstate.errors import InvalidStream, LogDamaged, ModelMismatch, RunstateError, Unsupported, shown_url
 from runstate.logs.log import Capability, EventLog, Finding, Head, Record, StoredSnapshot, begins_after
-from runstate.logs.pairing import default_model, recorded_model
+from runstate.logs.pairing import default_model, holder, recorded_model
 from runstate.logs.registry import open_log
+from runstate.logs.stream_models import count_models
 from runstate.models.registry import find_model, resolve_model
 from runstate.pipeline.shards import Shard, cut
 
@@ -211,8 +212,8 @@ def model_of(urls: Sequence[str], given: str | None) -> str:
     Without `given`, it is the model that the first URL records, or the one that goes with the first log.
 
     Raises:
-        UnknownModel: there is no such model.
-        ModelMismatch: a table or an archive among the URLs records another model.
+        UnknownModel: there is no such model, or the recorded one is not installed.
+        ModelMismatch: one of the URLs records another model, or a log holds streams of several.
         LogNotFound, NotALog: there is no such table.
     """
     if given is None:
@@ -220,16 +221,32 @@ def model_of(urls: Sequence[str], given: str | None) -> str:
         given = default_model(urls[0]) if recorded is None else resolve_model(recorded, None, urls[0][:200]).name
     find_model(given)
     for url in urls:
-        recorded = None
-        with suppress(RunstateError):  # Its reader reports a log that cannot be read; to an audit, that is a finding.
+        try:
             recorded = _recorded_model(url)
+        except ModelMismatch:
+            raise
+        except RunstateError:  # Its reader reports a log that cannot be read; to an audit, that is a finding.
+            continue
         if recorded is not None:
             resolve_model(recorded, given, url[:200])
     return given
 
 
 def _recorded_model(url: str) -> str | None:
-    return open_origin(url).model_name if url.startswith("table:") else recorded_model(url)
+    """The model of everything at a URL; None where it records none: an older version wrote it, or it is empty."""
+    if url.startswith("table:"):
+        return open_origin(url).model_name
+    if url.startswith(("archive:", "files:")):
+        return recorded_model(url)
+    with open_log(url, create=False) as log:
+        names = sorted(name for name in count_models(log) if name)
+    if len(names) > 1:
+        raise ModelMismatch(
+            f"{holder(url)} holds streams of the models {', '.join(map(repr, names))}. The pipeline reads logs of one "
+            "model: copy the streams of each to a log of its own with 'runstate copy --stream'",
+            recorded=names,
+        )
+    return names[0] if names else None
 
 
 class Origins:
