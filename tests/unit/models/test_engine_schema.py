@@ -356,7 +356,7 @@ utc = st.builds(
     lambda at, fraction, zone: at + fraction + zone,
     moment,
     st.sampled_from(["", ".5", ".123456789"]),
-    st.sampled_from(["Z", "+00:00"]),
+    st.sampled_from(["Z", "z", "+00:00", "-00:00"]),
 )
 zoned = utc | st.builds(lambda at, zone: at + zone, moment, st.sampled_from(["+05:30", "-11:00", "-00:00"]))
 uuid4 = st.uuids(version=4).map(str)
@@ -386,9 +386,9 @@ def events(draw: st.DrawFn, kind: Any, json_values: st.SearchStrategy[Any]) -> A
             event_id=str(draw(st.uuids())).upper(),
             event_data=draw(json_values),
             emitted_at=draw(zoned),
-            run_seq=draw(unset | counts),
+            run_seq=draw(unset | st.just(0) | counts),
             persisted_at=draw(unset | zoned),
-            engine_attempt_id=draw(unset | st.integers(0, 10**15 - 1).map(str)),
+            engine_attempt_id=draw(unset | st.integers(1, 10**15 - 1).map(str)),
             logical_attempt_id=draw(unset | st.integers(1, 10**15 - 1).map(str)),
             adapter_version=draw(unset | text),
             engine_run_ref=draw(unset | json_values),
@@ -406,7 +406,7 @@ def events(draw: st.DrawFn, kind: Any, json_values: st.SearchStrategy[Any]) -> A
         environment_id=draw(text),
         plan_id=draw(key_field),
         plan_version=draw(key_field),
-        engine_attempt_id=draw(st.integers(0, 10**15 - 1)),
+        engine_attempt_id=draw(st.integers(1, 10**15 - 1)),
         logical_attempt_id=draw(st.integers(1, 10**15 - 1)),
         payload=draw(unset | st.dictionaries(text, json_values, max_size=2)),
         **shared,
