@@ -97,6 +97,12 @@ class ModelFailed(RunstateError):
     code = "model.failed"
 
 
+class InvalidArgument(RunstateError, ValueError):
+    """An argument has the wrong type or is out of range."""
+
+    code = "argument.invalid"
+
+
 # --- what a log answers --------------------------------------------------------------------------------
 
 

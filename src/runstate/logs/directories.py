@@ -13,14 +13,19 @@ from pathlib import PurePath
 
 from runstate.errors import InvalidStream, LogBusy, LogFailed, LogFull, LogNotFound, NotALog, RunstateError
 from runstate.logs.disk import Disk, File, Lock, LockBusy
-from runstate.models.model import check_stream
+from runstate.models.model import check_file_stream
 
 _full = {errno.ENOSPC, errno.EDQUOT}
 _escape = "%"
 
 
 def directory_name(stream: str) -> str:
-    """The name of a stream's directory."""
+    """The name of a stream's directory, always a single part of a path.
+
+    Raises:
+        InvalidStream: the id cannot be a file name.
+    """
+    check_file_stream(stream)
     return _escape + stream if stream[0] in (".", _escape) else stream
 
 
@@ -33,7 +38,7 @@ def streams_among(names: list[str], after: str, until: str | None) -> list[str]:
 def _is_stream(stream: str) -> bool:
     """Whether a name that stands in the directory could be a stream's; somebody may have put anything there."""
     try:
-        check_stream(stream)
+        check_file_stream(stream)
     except InvalidStream:
         return False
     return True

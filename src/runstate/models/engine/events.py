@@ -247,7 +247,8 @@ def _key_field(value: Any, name: str) -> None:
 
 
 def _run_id(value: Any, name: str) -> None:
-    _key_field(value, name)
+    if type(value) is not str or "|" in value:
+        raise InvalidEvent(f"{name} must be text without '|', which separates the fields of an idempotency key")
     check_stream(value)
 
 
