@@ -150,6 +150,8 @@ class Store(Generic[W, E, S]):
         for index, event in enumerate(events):
             try:
                 stream, draft = self._draft(event)
+                if stream not in by_stream:
+                    self.log.append(stream, [])  # Refuses an id that this log cannot hold.
             except RunstateError as error:
                 error.details["index"] = index
                 raise
@@ -177,9 +179,7 @@ class Store(Generic[W, E, S]):
     ) -> RunProducer:
         """A producer for one run: it derives keys and refuses what is impossible. For the engine model alone."""
         if not isinstance(self.model, EngineModel):
-            raise TypeError(
-                f"run() speaks the events of the engine model, this store has the model {self.model.name!r}"
-            )
+            raise TypeError(f"run() needs the engine model; this store has the model {self.model.name!r}")
         return RunProducer(
             self,
             run_id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.log_urls import url_at
 
 import runstate
 from runstate.errors import InvalidStream
+from runstate.models.engine import RunEventWrite
 from runstate.models.model import check_file_stream, check_stream
 
 databases = ["memory", "sqlite", "postgresql", "dynamodb", "snowflake"]
@@ -54,6 +56,16 @@ def test_a_file_log_refuses_what_cannot_be_a_file_name(scheme: str, run_id: str,
                 call()
     outside = [path for path in tmp_path.rglob("*") if place not in (path, *path.parents) and path != place.parent]
     assert outside == []
+
+
+@pytest.mark.parametrize("scheme", files)
+def test_a_file_log_writes_nothing_of_a_batch_with_an_id_that_it_cannot_hold(
+    scheme: str, tmp_path: Path, write: Callable[..., RunEventWrite]
+) -> None:
+    with runstate.open(url_at(scheme, tmp_path / "log"), "engine") as store:
+        with pytest.raises(InvalidStream) as refused:
+            store.append_events([write(run="a"), write(run="b"), write(run="a/b")])
+        assert (refused.value.details["index"], store.log.streams()) == (2, [])
 
 
 def test_the_refusal_of_a_file_log_names_the_logs_that_take_the_id(tmp_path: Path) -> None:
