@@ -46,9 +46,17 @@ class Snapshots(Generic[S]):
         self._fold_locks = [Lock() for _ in range(64)]
 
     def stored(self, stream: str) -> StoredSnapshot | None:
-        """What is on file, if this version of the model wrote it. Another version's state is discarded."""
+        """What is on file, if this version of the model wrote it. Another version's state is discarded.
+
+        Where the log was compacted there are no events to rebuild it from: then the model upgrades it, if it can.
+        """
         stored = self._log.load_snapshot(stream, self._model.name)
-        return stored if stored is not None and stored.version == self._model.version else None
+        if stored is None or stored.version == self._model.version:
+            return stored
+        body = self._model.upgrade(stored.version, stored.body) if begins_after(self._log, stream) else None
+        return (
+            None if body is None else StoredSnapshot(stored.model, self._model.version, stored.seq, digest(body), body)
+        )
 
     def of(self, state: S, seq: int) -> StoredSnapshot:
         body = self._model.dump(state)

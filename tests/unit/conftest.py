@@ -185,6 +185,8 @@ _payloads: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
         {"artifacts": {"not": "a list"}, "error": "no object"},
         {"error": {"code": 7, "message": None, "retryable": "yes"}},
         {"error": {}, "other": [[]]},
+        {"artifactRefs": ["a", 0.5], "reason": "not due", "engineRunRef": {"workflowId": "w", "n": 1e17}},
+        {"artifactRefs": "no list", "reason": 7, "engineRunRef": None},
     ]
 )
 _times = st.sampled_from(

@@ -150,6 +150,8 @@ class Model(ABC, Generic[W, E, S]):
     name: ClassVar[str]
     version: ClassVar[int]
     """Raise it with every change of the fold or the state: snapshots of another version are rebuilt."""
+    loads_versions: ClassVar[frozenset[int]] = frozenset()
+    """Earlier versions whose states `load` still reads, for a stream whose events are gone: a log was compacted."""
     seq_name: ClassVar[str] = "seq"
     """What this model's JSON calls the sequence number."""
     assigned_names: ClassVar[frozenset[str]] = frozenset()
@@ -296,6 +298,12 @@ class Model(ABC, Generic[W, E, S]):
         Raises:
             InvalidJson: the bytes are not what `dump` wrote.
         """
+
+    def upgrade(self, version: int, body: bytes) -> bytes | None:
+        """A stored state as this version writes it; None where it cannot be read, and only the events tell."""
+        if version == self.version:
+            return body
+        return self.dump(self.load(body)) if version in self.loads_versions else None
 
     def status(self, state: S) -> str:
         """One word for a list of streams."""

@@ -40,7 +40,8 @@ class EngineModel(Model[EngineEvent, RunEventRecord, RunSnapshot]):
     """Runs and steps of a workflow engine."""
 
     name = "engine"
-    version = 1
+    version = 2
+    loads_versions = frozenset({1})
     seq_name = "runSeq"
     assigned_names = frozenset({"runSeq", "persistedAt"})
 
