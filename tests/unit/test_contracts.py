@@ -18,11 +18,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.log_urls import take_no_events, url_at
 
 import runstate
 from runstate.contracts import AppendResultV1, AppendResultV2, EngineStore, RunStateStoreV1, RunStateStoreV2
 from runstate.errors import InvalidEvent, StreamNotFound
 from runstate.logs.log import EventLog
+from runstate.logs.registry import installed_schemes
 from runstate.models.canonical import parse
 from runstate.models.engine import ENGINE, CanonicalEngineEvent, RunEventRecord, RunEventWrite
 from runstate.models.engine.events import members_json
@@ -271,9 +273,11 @@ def test_v1_5_1_the_materialized_and_the_projected_snapshot_are_the_same_bytes(
         assert ENGINE.dump(kept) == ENGINE.dump(store.project_snapshot("r-1"))
 
 
-def test_v1_5_2_a_projector_is_at_most_a_second_behind(open_store: Callable[..., EngineStore], write: Write) -> None:
+@pytest.mark.parametrize("scheme", ["sqlite", "postgresql"])
+def test_v1_5_2_a_projector_is_at_most_a_second_behind(scheme: str, tmp_path: Path, write: Write) -> None:
     raised: list[Alert] = []
-    with open_store(snapshot_every=0, on_alert=raised.append) as store:
+    url = url_at(scheme, tmp_path / "log")
+    with runstate.open(url, "engine", snapshot_every=0, on_alert=raised.append) as store:
         stop, projected, lags = threading.Event(), threading.Semaphore(0), []
 
         class TimedSink(StoreSink):
@@ -569,6 +573,17 @@ def test_the_table_of_rules_names_every_test_of_a_rule() -> None:
 )
 def test_the_table_of_rules_covers_every_section_that_lays_down_a_rule(section: str) -> None:
     assert re.search(rf"^\| {section} \|", (root / "docs/contracts.md").read_text(), re.MULTILINE)
+
+
+def test_every_rule_that_needs_a_store_is_tested_on_sqlite_and_postgres() -> None:
+    assert {"sqlite", "postgresql"} <= set(installed_schemes()) - take_no_events
+    # `store`, `old` and `new` are over `log_url`, which is there once for each installed log.
+    with_two_logs_alone = [
+        name
+        for name, function in globals().items()
+        if re.match(r"test_v[12]_", name) and "open_store" in inspect.signature(function).parameters
+    ]
+    assert with_two_logs_alone == []
 
 
 def test_every_rule_of_the_table_names_a_test() -> None:
