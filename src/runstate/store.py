@@ -27,7 +27,7 @@ from runstate.errors import (
     StreamNotFound,
     Truncated,
 )
-from runstate.logs.log import AppendResult, EventLog, StoredSnapshot, begins_after, now
+from runstate.logs.log import AppendResult, EventLog, StoredSnapshot, begins_after, check_after, now
 from runstate.logs.pairing import model_for
 from runstate.logs.registry import open_log
 from runstate.models.engine.events import RunEventRecord
@@ -136,6 +136,8 @@ class Store(Generic[W, E, S]):
         for index, event in enumerate(events):
             try:
                 stream, draft = self._draft(event)
+                if stream not in by_stream:
+                    self.log.append(stream, [])  # Refuses an id that this log cannot hold.
             except RunstateError as error:
                 error.details["index"] = index
                 raise
@@ -187,6 +189,7 @@ class Store(Generic[W, E, S]):
 
     def fetch_events(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[E]:
         """At most `limit` events with `seq > after_seq`, ascending; empty for a stream that is not there."""
+        check_after(after_seq)
         return [self.model.decode(record.body) for record in self.log.read(stream, after_seq=after_seq, limit=limit)]
 
     def get_snapshot(self, stream: str) -> S | None:
@@ -278,7 +281,7 @@ class Store(Generic[W, E, S]):
     # --- how -------------------------------------------------------------------------------------------
 
     def _draft(self, event: W) -> tuple[str, Draft]:
-        stream, draft = self.model.draft(event)
+        stream, draft = self.model.checked_draft(event)
         if len(draft.tail) > self._event_bytes_max:
             raise EventTooLarge(
                 f"The event has {len(draft.tail)} bytes, the limit is {self._event_bytes_max}; "
@@ -362,8 +365,7 @@ class Store(Generic[W, E, S]):
         found = after_seq = begins_after(self.log, stream)
         while page := self.log.read(stream, after_seq=after_seq):
             after_seq = page[-1].seq
-            stored_by_then = [r.seq for r in page if datetime.fromisoformat(r.persisted_at) <= moment]
-            found = max([found, *stored_by_then])
+            found = max([found, *(r.seq for r in page if datetime.fromisoformat(r.persisted_at) <= moment)])
         return found
 
 
