@@ -41,3 +41,9 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
         terminal.kill()
         assert b"Traceback" not in terminal.raw, terminal.text
         assert not (no_colour and terminal.has_colour), terminal.raw
+
+
+def check_in_order(terminal: Terminal) -> None:
+    """What every command owes a terminal: a visible cursor, and a line of its own for the prompt."""
+    assert terminal.is_cursor_visible
+    assert terminal.is_prompt_on_its_own_line, terminal.text

@@ -54,6 +54,12 @@ class Terminal:
         while not all(word in self.flat for word in words):
             assert self._read(deadline), f"{words} never came:\n{self.text}"
 
+    def wait_for_match(self, pattern: str, timeout_s: float = 60.0) -> None:
+        """Read until the pattern is found on the screen."""
+        deadline = time.monotonic() + timeout_s
+        while not re.search(pattern, self.text):
+            assert self._read(deadline), f"{pattern} never came:\n{self.text}"
+
     def finish(self, timeout_s: float = 60.0) -> int:
         """Read until the command has ended. Returns its exit code as a shell would show it."""
         deadline = time.monotonic() + timeout_s

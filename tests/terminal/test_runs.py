@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.terminal.conftest import Start
+from tests.terminal.conftest import Start, check_in_order
 from tests.terminal.ptys import Terminal
 
 pytestmark = pytest.mark.slow
@@ -43,12 +43,6 @@ def finished(tmp_path: Path, start: Start) -> Terminal:
     (tmp_path / "linked").touch()
     assert run.finish() == 0, run.text
     return run
-
-
-def check_in_order(terminal: Terminal) -> None:
-    """What every command owes a terminal: a visible cursor, and a line of its own for the prompt."""
-    assert terminal.is_cursor_visible
-    assert terminal.is_prompt_on_its_own_line, terminal.text
 
 
 def test_run_leaves_a_table_and_no_progress(finished: Terminal, size: str) -> None:

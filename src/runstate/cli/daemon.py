@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Event
 from typing import Annotated, Any
@@ -20,9 +20,9 @@ from runstate.cli.event_rows import record_writer
 from runstate.cli.options import AsJson, Limit
 from runstate.cli.output import words, write_json, write_line
 from runstate.cli.tables import write_table
-from runstate.errors import AppendOutcomeUnknown, LogNotFound, RunstateError, Truncated
+from runstate.errors import AppendOutcomeUnknown, LogNotFound, RunstateError, Truncated, shown_url
 from runstate.logs.log import Record
-from runstate.logs.registry import open_log, shown_url
+from runstate.logs.registry import open_log
 from runstate.models.daemon import DAEMON, MaterializedState, scoped
 from runstate.models.daemon.events import default_daemon
 from runstate.runtimes.daemon import Client, Daemon, Server, socket_name
@@ -116,7 +116,7 @@ def tail(
 ) -> None:
     """Print the daemon's events in order, as rows on a terminal, else as JSON records."""
     write_records = record_writer(DAEMON, as_json, with_stream=False)
-    with _log_of(place, name) as read, suppress(KeyboardInterrupt) if follow else nullcontext():
+    with _log_of(place, name) as read, _ended_by_interrupt() if follow else nullcontext():
         seq = max(0, read.seq - limit) if after is None else after
         left: int | None = None if follow else limit
         while left is None or left > 0:
@@ -134,6 +134,15 @@ def tail(
             if not page:
                 sys.stdout.flush()
                 time.sleep(0.1)
+
+
+@contextmanager
+def _ended_by_interrupt() -> Iterator[None]:
+    """Ctrl-C is the normal end of the block. What the terminal shows for it gets a line of its own."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        words.print()
 
 
 @app.command("checkpoint")

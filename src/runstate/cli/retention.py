@@ -19,7 +19,7 @@ from runstate.logs.archive.directory import ArchiveDirectory
 from runstate.logs.archive.log import ArchiveLog
 from runstate.logs.log import EventLog, StreamInfo
 from runstate.logs.registry import open_log
-from runstate.models.registry import find_model
+from runstate.models.registry import resolve_model
 from runstate.retention import Archiver, Archiving, RunOutcome, check_archivable, infos
 from runstate.retention import restore as restored
 
@@ -84,7 +84,7 @@ def restore(
     with ExitStack() as stack:
         archived = stack.enter_context(ArchiveLog(directory))
         try:
-            found = find_model(model or archived.info.model)
+            found = resolve_model(archived.info.model, model, f"The archive {directory}")
         except UnknownModel:
             if model is not None:
                 raise

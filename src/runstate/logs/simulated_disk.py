@@ -42,7 +42,7 @@ from runstate.logs.crash_states import (
     every_choice,
     walk,
 )
-from runstate.logs.disk import TEMP_SUFFIX, File, Lock, LockBusy
+from runstate.logs.disk import TEMP_SUFFIX, File, Kind, Lock, LockBusy
 
 T = TypeVar("T")
 Node = TypeVar("Node", "FileInode", "DirectoryInode")
@@ -163,11 +163,16 @@ class SimulatedDisk:
             return False
         return True
 
-    def is_directory(self, path: PurePath) -> bool:
-        return self.exists(path) and isinstance(self._node(path), DirectoryInode)
+    def kind(self, path: PurePath) -> Kind | None:
+        if not self.exists(path):
+            return None
+        return "directory" if isinstance(self._node(path), DirectoryInode) else "file"
 
     def is_writable(self, path: PurePath) -> bool:
         return True
+
+    def is_link(self, path: PurePath) -> bool:
+        return False
 
     def names(self, path: PurePath) -> list[str]:
         return self.call("names", path, lambda: sorted(self._directory(path).current))

@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from runstate.logs.disk import write_private
 from runstate.models.model import AnyModel
 from runstate.pipeline.plain_files import (
     FileChanged,
@@ -182,5 +183,5 @@ def _sampled(parts: Sequence[Part], count: int, model: AnyModel) -> Iterator[str
 def keep_plan(table: Table, plan: Plan) -> Path:
     """A file for the planner, which has no other way to learn of many parts. The next job removes it."""
     path = table.data / f"plan-{secrets.token_hex(8)}.json"
-    path.write_bytes(msgspec.json.encode(plan))
+    write_private(path, msgspec.json.encode(plan))
     return path

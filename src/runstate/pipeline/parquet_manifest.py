@@ -71,7 +71,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         found = msgspec.json.decode(text, type=Manifest)
     except msgspec.MsgspecError as error:
-        raise NotALog(f"{path} is no manifest of ours: {error}") from error
+        raise NotALog(f"{path} is not a manifest of a Runstate table: {error}. It was left untouched") from error
     if found.format > _format:
         raise LogTooNew(f"{path} has format {found.format}; upgrade Runstate to read it")
     return found

@@ -22,6 +22,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from runstate.errors import LogFailed, RunstateError
+from runstate.logs.disk import open_private
 from runstate.pipeline.shards import Shard
 
 chunk_rows = 1 << 16
@@ -131,7 +132,7 @@ class _SummedFile(io.FileIO):
     """A new file that sums up what is written to it, section by section."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, "xb")
+        super().__init__(path, "xb", opener=open_private)
         self._start = self._end = self._crc = 0
 
     def write(self, data: Any) -> int:

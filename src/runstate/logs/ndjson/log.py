@@ -347,7 +347,7 @@ class NdjsonLog(Handle):
             with suppress(PermissionError):
                 self._disk.sync_directory(self.root.parent)
             self._settled = True
-        return Run(self._disk, files, lock_in(self._disk, files.lock), self.recoveries)
+        return Run(self._disk, files, lock_in(self._disk, files.lock, writes_to=[files.home]), self.recoveries)
 
     def _let_go(self, run: Run) -> None:
         """Close a run that could not be opened, so that somebody else can repair it, and those beyond the bound."""

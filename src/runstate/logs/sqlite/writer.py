@@ -57,6 +57,9 @@ class Writer:
         self._relaxed = connect()
         # Without the fsync: for what may be thrown away. The next durable commit syncs it along.
         self._relaxed.execute("PRAGMA synchronous = NORMAL")
+        for connection in (self._connection, self._relaxed):
+            # `_begin` waits for the lock. SQLite would wait too, and Ctrl-C had no effect until it gave up.
+            connection.execute("PRAGMA busy_timeout = 0")
         self._busy_timeout_s = busy_timeout_s
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._heads = Heads()

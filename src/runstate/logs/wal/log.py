@@ -297,7 +297,8 @@ class WalLog(Handle):
             check_stream(stream)
         self._check_open()
         for name in self._names("") if stream is None else [stream]:
-            ledger = read_ledger(self._disk, files := self._files(name))
+            with translated():
+                ledger = read_ledger(self._disk, files := self._files(name))
             with self._view(name) as view:
                 yield from verify_stream(self._disk, files, ledger, view)
         if stream is None:
