@@ -37,7 +37,12 @@ Urls = Annotated[
     list[str],
     typer.Argument(help="Where the logs are: sqlite:PATH, postgresql://…, table:DIR, files:PATH.", show_default=False),
 ]
-To = Annotated[Path, typer.Option("--to", help="The directory to write to.", show_default=False)]
+To = Annotated[
+    Path,
+    typer.Option(
+        "--to", help="The directory to write to: new, empty, or written by this command before.", show_default=False
+    ),
+]
 Master = Annotated[
     str | None, typer.Option("--master", help="Spark's master: local[4], spark://HOST:7077, yarn. Default: local[*].")
 ]
@@ -64,12 +69,13 @@ def run(
     """Ingest, replay, audit and report, as one run. What is finished and up to date is not done again."""
     check_spark()
     from runstate.pipeline.pipeline_directory import alone_in
-    from runstate.pipeline.stages import grouped, write_inputs
+    from runstate.pipeline.stages import grouped, model_names, write_inputs
 
     _check_format(file_format)
     settings, groups = _settings(master, remote, conf), grouped(urls, model)
+    models = model_names(groups)
     with alone_in(to):
-        models = write_inputs(to, groups, {"format": file_format})
+        write_inputs(to, groups, {"format": file_format})
         _go(to, models, set(force or []), settings, as_json)
 
 
@@ -85,12 +91,13 @@ def resume(
     """Go on with a pipeline that was interrupted, or bring a finished one up to date with its logs."""
     check_spark()
     from runstate.pipeline.pipeline_directory import alone_in
-    from runstate.pipeline.stages import read_inputs, write_inputs
+    from runstate.pipeline.stages import model_names, read_inputs, write_inputs
 
     inputs, settings = read_inputs(to), _settings(master, remote, conf)
+    models = model_names(inputs)
     with alone_in(to):
         groups = {place: each.urls for place, each in inputs.items()}
-        models = write_inputs(to, groups, next(iter(inputs.values())).settings)
+        write_inputs(to, groups, next(iter(inputs.values())).settings)
         _go(to, models, set(force or []), settings, as_json)
 
 
@@ -175,7 +182,9 @@ def replay(
 def audit(
     urls: Urls,
     model: ModelName = None,
-    to: Annotated[Path | None, typer.Option("--to", help="Keep the findings as Parquet in this directory.")] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Keep the findings as Parquet in this new or empty directory.")
+    ] = None,
     snapshots: Annotated[
         Path | None, typer.Option("--snapshots", help="A table of snapshots that must equal the replay.")
     ] = None,

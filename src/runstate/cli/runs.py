@@ -33,7 +33,9 @@ from runstate.store import open as open_store
 
 _terminal = ("COMPLETED", "FAILED", "CANCELLED")
 
-RunsDirectory = Annotated[Path, typer.Option("--runs", help="The directory of the run directories.")]
+RunsDirectory = Annotated[
+    Path, typer.Option("--runs", help="The directory of the run directories: new, empty, or used for runs before.")
+]
 RunName = Annotated[str, typer.Argument(help="The run: its id, or the path of its directory.", show_default=False)]
 TelemetryUrls = Annotated[
     list[str] | None,

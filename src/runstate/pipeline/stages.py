@@ -123,20 +123,28 @@ def model_name(place: str) -> str:
     return name
 
 
-def write_inputs(directory: Path, groups: dict[str, list[str]], settings: dict[str, Any]) -> list[str]:
-    """Look at all logs, and write down what a run depends on. A file that says the same stays as it is.
+def model_names(places: Iterable[str]) -> list[str]:
+    """The names of several models.
 
-    Returns the names of the models.
+    Raises:
+        UnknownModel: as `model_name` does.
+        InvalidOption: two of them have one name.
+    """
+    names = {place: model_name(place) for place in places}
+    if len(set(names.values())) < len(names):
+        raise InvalidOption(f"Two of the models have one name: {', '.join(names)}. Run a pipeline for each")
+    return list(names.values())
+
+
+def write_inputs(directory: Path, groups: dict[str, list[str]], settings: dict[str, Any]) -> None:
+    """Look at all logs, and write down what a run depends on. A file that says the same stays as it is.
 
     Raises:
         LogNotFound, NotALog, Unsupported: a log cannot be read.
-        InvalidOption: the directory was made from more than these, or two models have one name.
+        InvalidOption: the directory was made from more than these.
         LogFull, LogFailed: the directory cannot be written.
     """
     versions = {url: _version(url) for urls in groups.values() for url in urls}
-    names = {model: model_name(model) for model in groups}
-    if len(set(names.values())) < len(names):
-        raise InvalidOption(f"Two of the models have one name: {', '.join(names)}. Run a pipeline for each")
     for model, before in inputs_in(directory).items():
         if dropped := set(before.urls) - set(groups.get(model, ())):
             raise InvalidOption(
@@ -147,11 +155,10 @@ def write_inputs(directory: Path, groups: dict[str, list[str]], settings: dict[s
         (directory / "inputs").mkdir(parents=True, exist_ok=True)
         for model, urls in groups.items():
             found = Inputs(model, urls, str(directory.absolute()), {url: versions[url] for url in urls}, settings)
-            path = directory / "inputs" / f"{names[model]}.json"
+            path = directory / "inputs" / f"{model_name(model)}.json"
             text = msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
             if not path.exists() or path.read_bytes() != text:
                 publish(path, text)
-    return list(names.values())
 
 
 def read_inputs(directory: Path) -> dict[str, Inputs]:

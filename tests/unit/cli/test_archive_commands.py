@@ -75,7 +75,7 @@ def test_what_is_no_archive_or_cannot_be_written_is_told_before_anything_is_dele
     (tmp_path / "foreign" / "letter.txt").write_text("mine")
     (tmp_path / "closed").mkdir(mode=0o500)
     before = filled("streams", "sqlite:log.db", "--json").out
-    places = {"foreign": "archive.json", "log.db": "directory", "none/below": "No such file"}
+    places = {"foreign": "letter.txt", "log.db": "directory", "none/below": "No such file"}
     if os.getuid():
         places["closed"] = "Permission denied"
     for place, why in places.items():
