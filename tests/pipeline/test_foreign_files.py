@@ -48,7 +48,8 @@ def add_run(name: str) -> None:
 def test_a_second_run_keeps_files_that_were_added_to_its_own_directory(
     spark: SparkSession, cli: Cli, tmp_path: Path, command: str
 ) -> None:
-    arguments = spark_targets[command].format(to="target").split()
+    # Absolute, since the workers of Spark are in another directory.
+    arguments = spark_targets[command].format(to=tmp_path / "target").replace("runs.db", f"{tmp_path}/runs.db").split()
     add_run("r-1")
     first = cli(*arguments)
     assert first.code == 0, first.err
@@ -99,7 +100,7 @@ def test_a_model_in_a_file_names_the_directories_of_a_pipeline_and_files_of_othe
     planted.check()
 
 
-@pytest.mark.parametrize("name", ["../../mine", "a/b", ".hidden", "", "a b", "n" * 101])
+@pytest.mark.parametrize("name", ["../../mine", "a/b", ".hidden", "", "a b", pytest.param("n" * 101, id="long")])
 def test_a_model_whose_name_cannot_be_a_directory_is_refused_and_nothing_is_written(
     tmp_path: Path, cli: Cli, name: str
 ) -> None:

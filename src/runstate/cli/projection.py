@@ -36,14 +36,17 @@ Urls = Annotated[list[str], typer.Argument(help="Where the logs are: sqlite:PATH
 To = Annotated[
     str,
     typer.Option(
-        "--to", help="Where snapshots go: store (the log itself), parquet:DIR (versions of a table), or console."
+        "--to",
+        help="Where snapshots go: store (the log itself), parquet:DIR (versions of a table; DIR is new, empty, or such "
+        "a table), or console.",
     ),
 ]
 State = Annotated[
     Path | None,
     typer.Option(
         "--state",
-        help="The directory of the projector's logbook. Default: one for these logs in ~/.local/state/runstate.",
+        help="The directory of the projector's logbook: new, empty, or one that it has used before. "
+        "Default: one for these logs in ~/.local/state/runstate.",
         show_default=False,
     ),
 ]

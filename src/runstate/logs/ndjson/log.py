@@ -34,7 +34,7 @@ from runstate.logs.log import (
     check_limit,
     refuse,
 )
-from runstate.logs.ndjson.files import EVENTS, RunFiles, guessed, own_files, run_files, stamped
+from runstate.logs.ndjson.files import EVENTS, ORCHESTRATOR_LOCK, RunFiles, guessed, own_files, run_files, stamped
 from runstate.logs.ndjson.index import find_snapshot, read_index
 from runstate.logs.ndjson.reading import Mark, View, extent
 from runstate.logs.ndjson.recovery import Held, repair
@@ -254,7 +254,8 @@ class NdjsonLog(Handle):
     # --- how -----------------------------------------------------------------------------------------------
 
     def _has_runs(self, names: list[str]) -> bool:
-        return any(self._disk.exists(self.root / name / EVENTS) for name in names)
+        # An orchestrator that was killed before the first event has left its lock alone.
+        return any(self._disk.exists(self.root / name / each) for name in names for each in (EVENTS, ORCHESTRATOR_LOCK))
 
     def _files(self, stream: str) -> RunFiles:
         return run_files(self.root, stream)
