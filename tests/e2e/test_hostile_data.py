@@ -8,15 +8,17 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sqlite3
 import sys
 import time
 import unittest.mock
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 from tests.commands import Cli, Outcome
 from tests.fleets import histories
@@ -27,6 +29,7 @@ from runstate.logs.archive.packs import ArchiveInfo, sealed
 from runstate.logs.archive.writing import PackWriter
 from runstate.logs.log import Record
 from runstate.logs.registry import open_log
+from runstate.models.canonical import digest
 from runstate.models.model import stable_uuid
 from runstate.store import open as open_store
 
@@ -457,3 +460,160 @@ def move_outside(scene: Scene, path: Path) -> None:
     else:
         target.mkdir()
     path.symlink_to(target)
+
+
+# --- databases --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("table", ["STREAMS", "events", "snapshots", "schema_version"])
+def test_a_view_in_place_of_a_table_is_not_read(scene: Scene, table: str) -> None:
+    """A view is a query that its author chose. This one has no end."""
+    stream = fill("sqlite:log.db", "engine")
+    with closing(sqlite3.connect("log.db")) as database:
+        names = [row[1] for row in database.execute(f"PRAGMA table_info({table})")]
+        database.execute(f"ALTER TABLE {table} RENAME TO old")
+        columns = ", ".join(f"x AS {name}" for name in names)
+        endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c)"
+        database.execute(f"CREATE VIEW {table} AS {endless} SELECT {columns} FROM c")
+        database.commit()
+    for reader in log_readers:
+        assert scene.run(*reader("sqlite:log.db", stream)).code in (2, 3)
+
+
+# --- names ------------------------------------------------------------------------------------------------------
+
+names = {
+    "above": "../escaped",
+    "far above": "../../escaped",
+    "absolute": "{root}/escaped",
+    "inside": "escaped/../../escaped",
+    "dots": "..",
+    "a dot": ".",
+    "empty": "",
+    "NUL": "a\0b",
+    "long": "x" * 100_000,
+    "newline": "a\nb",
+    "escapes": "\x1b]0;owned\x07\u202e",
+    "hidden": ".locks",
+    "option": "--help",
+}
+
+
+@pytest.mark.parametrize("kind", names)
+@pytest.mark.parametrize("scheme", ["sqlite", "archive"])
+def test_whatever_a_stream_is_called_nothing_is_written_beside_the_target(scene: Scene, scheme: str, kind: str) -> None:
+    name = names[kind].format(root=scene.here.parent)
+    honest = fill("sqlite:honest.db", "engine")
+    if scheme == "archive":
+        with open_log("sqlite:honest.db") as log:
+            records = [msgspec.structs.replace(record, stream=name) for record in log.read(honest)]
+        write_archive(scene.here / "log", "engine", name, records)
+    else:
+        shutil.copy("honest.db", "log")
+        with closing(sqlite3.connect("log")) as database:
+            database.execute("UPDATE streams SET stream = ?", (name,))
+            database.commit()
+    for target in ("ndjson:to-1", "segments:to-2", "wal:to-3", "sqlite:to-4"):
+        scene.run("copy", f"{scheme}:log", target)
+        if scheme == "archive":
+            scene.run("restore", "log", f"{target}-restored")
+    for reader in log_readers:
+        scene.run(*reader(f"{scheme}:log", honest))
+    ours = ("evil.py", "__pycache__", "honest.db", "log", "to-", "copied", "kept")
+    assert [path.name for path in scene.here.iterdir() if not path.name.startswith(ours)] == []
+    assert {path.name for path in scene.here.parent.iterdir()} <= {"work", "outside", "state"}
+
+
+def make_rows(directory: Path) -> dict[str, Any]:
+    """An event table with one file of each kind, as plain data: its only commit."""
+    from runstate.pipeline.event_table import quarantine_schema
+    from runstate.pipeline.rows import event_schema
+    from runstate.pipeline.sorted_files import SortedWriter
+    from runstate.pipeline.table import Commit, Table, TableInfo
+
+    table, files = Table.make(directory, TableInfo("events", "engine", 1)), []
+    for kind, schema in (("events", event_schema), ("quarantine", quarantine_schema)):
+        row = {field.name: [1 if str(field.type) == "int64" else "a"] for field in schema}
+        if kind == "quarantine":
+            row["content"] = [b"a"]
+        with SortedWriter(table.data, kind, schema) as writer:
+            writer.write(pa.RecordBatch.from_pydict(row, schema))
+        files += writer.entries
+    table.commit(Commit(number=1, files=files, consumed={"urls": ["sqlite:x"]}))
+    found: dict[str, Any] = msgspec.json.decode((directory / "commits" / "00000001.json").read_bytes())["commit"]
+    return found
+
+
+def entry_with(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    def change(commit: dict[str, Any]) -> None:
+        for entry in commit["files"]:
+            entry |= changes
+
+    return change
+
+
+def commit_with(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda commit: commit.update(changes)
+
+
+def chunk_with(place: int, value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(commit: dict[str, Any]) -> None:
+        for entry in commit["files"]:
+            entry["chunks"][0][place] = value
+
+    return change
+
+
+commits: dict[str, Callable[[dict[str, Any]], None]] = {
+    "a name above": entry_with(name="../../../outside/precious.parquet"),
+    "an absolute name": entry_with(name="/etc/passwd"),
+    "a device": entry_with(name="../../../../../../../../../dev/zero"),
+    "an unknown suffix": entry_with(name="events.exe"),
+    "a name with NUL": entry_with(name="a\0b.parquet"),
+    "a long name": entry_with(name="x" * 5000 + ".parquet"),
+    "no chunks": entry_with(chunks=[]),
+    "a size": entry_with(bytes=2**62),
+    "a footer": entry_with(footer=[-(2**62), 2**62, 0]),
+    "rows": chunk_with(2, 2**62),
+    "a section": chunk_with(3, [0, -1, 0]),
+    "a chunk out of order": chunk_with(0, "zzz"),
+    "consumed files": commit_with(consumed={"files": {"a": 1}}),
+    "consumed is nested": commit_with(consumed={"files": {"a": {"size": {}, "line": [[]]}}, "urls": 7}),
+    "an unfinished line": commit_with(
+        consumed={"files": {"\x1b[31m": {"size": 1, "line": 1, "sha256": "", "unfinished": "x"}}}
+    ),
+    "replaces": commit_with(replaces=True, number=-5),
+}
+
+
+@pytest.mark.parametrize("kind", commits)
+def test_whatever_a_commit_of_a_table_says_its_readers_end_in_good_order(scene: Scene, kind: str) -> None:
+    commit = make_rows(scene.here / "table")
+    assert scene.run("pipeline", "quarantine", "table", "--json").rows[0]["code"] == "a"
+    commits[kind](commit)
+    body = msgspec.json.encode(commit)
+    sealed_commit = msgspec.json.encode({"sha256": digest(body), "commit": msgspec.Raw(body)})
+    (scene.here / "table" / "commits" / "00000001.json").write_bytes(sealed_commit)
+    read_table(scene)
+
+
+@pytest.mark.parametrize("kind", instead)
+def test_whatever_lies_in_place_of_a_tables_file_its_readers_end_in_good_order(scene: Scene, kind: str) -> None:
+    make_rows(scene.here / "pristine")
+    for place in sorted(path.relative_to(scene.here / "pristine") for path in (scene.here / "pristine").rglob("*")):
+        shutil.copytree(scene.here / "pristine", scene.here / "table")
+        remove(scene.here / "table" / place)
+        instead[kind](scene.here / "table" / place)
+        read_table(scene)
+        shutil.rmtree(scene.here / "table")
+
+
+def read_table(scene: Scene) -> None:
+    """Read it by a command that needs no Spark, and as a task of Spark does."""
+    from runstate.pipeline.origins import Origins
+    from runstate.pipeline.shards import Shard
+
+    scene.run("pipeline", "quarantine", "table")
+    with suppress(RunstateError), Origins(["table:table"]) as origins:
+        for reader in origins.streams(Shard()):
+            list(reader.records())

@@ -333,7 +333,7 @@ def read_manifest(path: Path) -> Manifest:
         LogNotFound, NotALog, LogTooNew: there is none, or none that we know.
     """
     try:
-        text = path.read_bytes()
+        text = _disk.read(path)
     except (FileNotFoundError, NotADirectoryError):
         raise LogNotFound(f"There is no table of snapshots in {path.parent}", path=str(path.parent)) from None
     except OSError as error:

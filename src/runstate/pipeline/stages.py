@@ -145,7 +145,7 @@ def _inputs_in(directory: Path) -> dict[str, Inputs]:
     found = {}
     for path in sorted((directory / "inputs").glob("*.json")):
         try:
-            found[path.stem] = msgspec.json.decode(path.read_bytes(), type=Inputs)
+            found[path.stem] = msgspec.json.decode(RealDisk().read(path), type=Inputs)
         except (OSError, *undecodable) as error:
             raise NotALog(f"{path} is not a file of a pipeline's inputs: {error}; choose another directory") from error
     return found
