@@ -183,7 +183,7 @@ def inputs_in(directory: Path) -> dict[str, Inputs]:
     found = {}
     for path in sorted((directory / "inputs").glob("*.json")):
         try:
-            inputs = msgspec.json.decode(path.read_bytes(), type=Inputs)
+            inputs = msgspec.json.decode(RealDisk().read(path), type=Inputs)
         except (OSError, *undecodable) as error:
             raise NotALog(f"{path} is not a file of a pipeline's inputs: {error}; choose another directory") from error
         if inputs.model != path.stem:
