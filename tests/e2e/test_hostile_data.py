@@ -116,7 +116,8 @@ def test_a_bundle_with_a_changed_part_is_refused(scene: Scene, change: str) -> N
         "digest": "",
     }
     bundle |= {"manifest": [], "events": [{}], "workflows": {}, "snapshots": {}, "artifacts": {}}
-    for value in (None, [], {}, "../../x", 7, [[]], {"sha256:" + "0" * 64: {"place": "evil.py:Model"}}):
+    values: list[Any] = [None, [], {}, "../../x", 7, [[]], {"sha256:" + "0" * 64: {"place": "evil.py:Model"}}]
+    for value in values:
         given = msgspec.json.encode(bundle | {change: value})
         assert scene.run("session", "import", "segments:mine", "--keyring", "keys.json", stdin=given).code == 2
         assert not list((scene.here / "mine").rglob("*.jsonl"))

@@ -92,7 +92,7 @@ def make_rows(directory: Path) -> dict[str, Any]:
 
     table, files = Table.make(directory, TableInfo("events", "engine", 1)), []
     for kind, schema in (("events", event_schema), ("quarantine", quarantine_schema)):
-        row = {field.name: [1 if str(field.type) == "int64" else "a"] for field in schema}
+        row: dict[str, list[Any]] = {field.name: [1 if str(field.type) == "int64" else "a"] for field in schema}
         if kind == "quarantine":
             row["content"] = [b"a"]
         with SortedWriter(table.data, kind, schema) as writer:
