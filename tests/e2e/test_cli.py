@@ -33,11 +33,11 @@ def event(event_type: str = "RunStarted", run: str = "r-1", step: str | None = N
         "planVersion": "1",
         "engineAttemptId": 1,
         "logicalAttemptId": 1,
-        "idempotencyKey": idempotency_key(
+        "idempotencyKey": "k"
+        if "|" in run or (step is None and event_type.startswith("Step"))
+        else idempotency_key(
             run_id=run, step_id=step, logical_attempt_id=1, event_type=event_type, plan_id="nightly", plan_version="1"
-        )
-        if "|" not in run
-        else "k",
+        ),
     }
     if step is not None:
         members["stepId"] = step

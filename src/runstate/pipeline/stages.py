@@ -185,9 +185,9 @@ def inputs_in(directory: Path) -> dict[str, Inputs]:
         try:
             inputs = msgspec.json.decode(RealDisk().read(path), type=Inputs)
         except (OSError, *undecodable) as error:
-            raise NotALog(f"{path} is not a file of a pipeline's inputs: {error}; choose another directory") from error
+            raise NotALog(f"{path} was not written by Runstate: {error}; choose another directory") from error
         if inputs.model != path.stem:
-            raise NotALog(f"{path} names the model {inputs.model[:80]!r}, not {path.stem!r}; choose another directory")
+            raise NotALog(f"{path} was not written by Runstate: it names {inputs.model[:80]!r}; choose another directory")
         found[inputs.model] = inputs
     return found
 
