@@ -14,6 +14,7 @@ root = Path(__file__).parents[1]
 
 extras_of_folders = {
     "cli/pipeline": "spark",
+    "cli/spark_": "spark",
     "conformance/": "conformance",
     "logs/dynamodb/": "dynamodb",
     "logs/postgres/": "postgres",

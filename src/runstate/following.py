@@ -11,10 +11,9 @@ from typing import Any
 import msgspec
 
 from runstate.alerts import log_alert
-from runstate.errors import InvalidPosition, ModelFailed, RunstateError, Unsupported
+from runstate.errors import InvalidPosition, ModelFailed, RunstateError, Unsupported, shown_url
 from runstate.logbook import Entry, Logbook
 from runstate.logs.log import Capability, EventLog
-from runstate.logs.registry import shown_url
 from runstate.logs.waiting import wait_for_more
 from runstate.models.canonical import digest
 from runstate.models.model import Alert, AnyModel

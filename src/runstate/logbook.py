@@ -18,11 +18,10 @@ from uuid import uuid4
 
 import msgspec
 
-from runstate.errors import InvalidUrl, LogBusy, LogFailed, LogNotFound, NotALog
-from runstate.logs.disk import LockBusy, RealDisk
+from runstate.errors import InvalidUrl, LogBusy, LogFailed, LogNotFound, NotALog, shown_url
+from runstate.logs.disk import LockBusy, RealDisk, make_directories
 from runstate.logs.log import Position, now
 from runstate.logs.permissions import denial, is_writable, not_writable
-from runstate.logs.registry import shown_url
 from runstate.logs.sqlite.readers import ReadOnlyReaders, can_write
 from runstate.logs.target_directory import check_target
 from runstate.models.model import Alert
@@ -143,6 +142,10 @@ class Logbook:
                 boot = _boot()
                 connection.execute("INSERT INTO sink SELECT ?, ? WHERE NOT EXISTS (SELECT 1 FROM sink)", (sink, boot))
                 found, last_boot = connection.execute("SELECT name, boot FROM sink").fetchone()
+                # Earlier versions wrote … in the place of a password. Such a log is projected again from its start.
+                for (url,) in connection.execute("SELECT DISTINCT url FROM logs").fetchall():
+                    if url != shown_url(url):
+                        connection.execute("DELETE FROM logs WHERE url = ?", (url,))
             if found != sink:
                 raise InvalidUrl(f"The logbook {self.path} is that of a projector to {found}; choose another --state")
             self.is_after_restart = last_boot != boot
@@ -251,9 +254,12 @@ def _connected(path: Path) -> sqlite3.Connection:
         NotWritable, LogFailed: the file cannot be created or written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_directories(RealDisk(), path.parent)
         if not is_writable(path.parent) or (path.exists() and not is_writable(path)):
             raise not_writable(path)
+        if not path.exists():
+            # Made here: SQLite would make it readable by all, and its other files have the mode of this one.
+            RealDisk().open(path, create=True).close()
         return sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=_busy_timeout_s)
     except OSError as error:
         raise denial(error) or LogFailed(f"The logbook {path} cannot be opened: {error}") from error

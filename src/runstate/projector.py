@@ -17,12 +17,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from runstate.errors import InvalidEvent, InvalidJson, RunstateError
+from runstate.errors import RunstateError
 from runstate.logs.log import Position, Record, now
 from runstate.logs.pending import Blocker, oldest_pending
 from runstate.models.model import Alert
 from runstate.sinks import Projected, Sink, StoreSink
-from runstate.store import Store
+from runstate.store import Store, translate_model_errors
 
 _logger = logging.getLogger("runstate.projector")
 
@@ -268,12 +268,10 @@ class Projector:
         stream = projection.stream
         try:
             # Taken out while it is folded: should that fail half way, nobody goes on with half a state.
-            state = self._store.model.fold(self._states.pop(stream), lines, self._store.alerts.raise_once)
-        except BaseException as error:
+            with translate_model_errors(self._store.model, stream):
+                state = self._store.model.fold(self._states.pop(stream), lines, self._store.alerts.raise_once)
+        except BaseException:
             self._forget(stream)
-            if isinstance(error, InvalidEvent | InvalidJson):
-                hint = f"is {self._store.model.name!r} the right model for {stream!r}?"
-                raise type(error)(f"{error}; {hint}", **error.details) from error
             raise
         projection.watermark = watermark
         projection.applied += len(lines)

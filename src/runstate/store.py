@@ -27,31 +27,18 @@ from runstate.errors import (
     StreamNotFound,
     Truncated,
 )
-from runstate.logs.log import AppendResult, EventLog, StoredSnapshot, begins_after, now
+from runstate.logs.log import AppendResult, EventLog, StoredSnapshot, begins_after, check_after, now
+from runstate.logs.pairing import model_for
 from runstate.logs.registry import open_log
 from runstate.models.engine.events import RunEventRecord
 from runstate.models.engine.model import EngineEvent, EngineModel
 from runstate.models.engine.state import RunSnapshot
 from runstate.models.model import AlertSink, AnyModel, Draft, E, Model, S, W
-from runstate.models.registry import find_model
 from runstate.producer import RunProducer
 from runstate.snapshots import Snapshots, StoredState
 
 event_bytes_default = 1024 * 1024
 """An event larger than this is refused unless the store was opened with another limit."""
-
-_paired_models = {"ndjson": "rundir", "segments": "session", "wal": "daemon"}
-"""The models that have a log of their own; all others are kept in databases, like the engine's."""
-
-
-def default_model(url: str) -> str:
-    """The name of the model that goes with the log at a URL. An archive says itself what it holds."""
-    scheme = url.partition(":")[0]
-    if scheme == "archive":
-        from runstate.logs.archive.log import archived_model  # Nobody else needs to load it.
-
-        return archived_model(url)
-    return _paired_models.get(scheme, "engine")
 
 
 class StoreOptions(TypedDict, total=False):
@@ -88,10 +75,9 @@ def open(
     if it is not there, unless `create` is false. The options are those of `StoreOptions`.
 
     Raises:
-        InvalidUrl, UnknownModel, LogNotFound, NotALog, LogTooNew, LogFailed: nothing was opened or changed.
+        InvalidUrl, UnknownModel, ModelMismatch, LogNotFound, NotALog, LogTooNew, LogFailed: nothing was changed.
     """
-    model = default_model(url) if model is None else model
-    found = find_model(model) if isinstance(model, str) else model
+    found = model_for(url, model)
     log = open_log(url, create=create)
     try:
         return Store(log, found, **options)
@@ -150,6 +136,8 @@ class Store(Generic[W, E, S]):
         for index, event in enumerate(events):
             try:
                 stream, draft = self._draft(event)
+                if stream not in by_stream:
+                    self.log.append(stream, [])  # Refuses an id that this log cannot hold.
             except RunstateError as error:
                 error.details["index"] = index
                 raise
@@ -201,6 +189,7 @@ class Store(Generic[W, E, S]):
 
     def fetch_events(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[E]:
         """At most `limit` events with `seq > after_seq`, ascending; empty for a stream that is not there."""
+        check_after(after_seq)
         return [self.model.decode(record.body) for record in self.log.read(stream, after_seq=after_seq, limit=limit)]
 
     def get_snapshot(self, stream: str) -> S | None:
@@ -292,7 +281,7 @@ class Store(Generic[W, E, S]):
     # --- how -------------------------------------------------------------------------------------------
 
     def _draft(self, event: W) -> tuple[str, Draft]:
-        stream, draft = self.model.draft(event)
+        stream, draft = self.model.checked_draft(event)
         if len(draft.tail) > self._event_bytes_max:
             raise EventTooLarge(
                 f"The event has {len(draft.tail)} bytes, the limit is {self._event_bytes_max}; "
@@ -365,17 +354,8 @@ class Store(Generic[W, E, S]):
 
     def _fold(self, state: S, stream: str, after_seq: int, until_seq: int | None) -> S:
         # Looking back raises no alerts: whoever folded these events first has raised them.
-        try:
+        with translate_model_errors(self.model, stream):
             return self.model.fold(state, self.log.lines(stream, after_seq=after_seq, until_seq=until_seq))
-        except (InvalidEvent, InvalidJson) as error:
-            raise type(error)(f"{error}; is {self.model.name!r} the right model?", **error.details) from error
-        except RunstateError:
-            raise
-        except Exception as error:
-            raise ModelFailed(
-                f"The model {self.model.name!r} cannot fold the stream {stream!r}: {error!r}; is it the right model?",
-                stream=stream,
-            ) from error
 
     def _seq_at(self, stream: str, at: datetime | str) -> int:
         """The last seq that was stored by a time. A prefix, even if the authority's clock once went backwards."""
@@ -385,9 +365,28 @@ class Store(Generic[W, E, S]):
         found = after_seq = begins_after(self.log, stream)
         while page := self.log.read(stream, after_seq=after_seq):
             after_seq = page[-1].seq
-            stored_by_then = [r.seq for r in page if datetime.fromisoformat(r.persisted_at) <= moment]
-            found = max([found, *stored_by_then])
+            found = max([found, *(r.seq for r in page if datetime.fromisoformat(r.persisted_at) <= moment)])
         return found
+
+
+@contextmanager
+def translate_model_errors(model: AnyModel, stream: str) -> Iterator[None]:
+    """Turn whatever a model raises while it folds a stream into an error of ours.
+
+    Raises:
+        InvalidEvent, InvalidJson, ModelFailed: with the name of the model.
+    """
+    try:
+        yield
+    except (InvalidEvent, InvalidJson) as error:
+        raise type(error)(f"{error}; is {model.name!r} the right model?", **error.details) from error
+    except RunstateError:
+        raise
+    except Exception as error:
+        raise ModelFailed(
+            f"The model {model.name!r} cannot fold the stream {stream!r}: {error!r}; is it the right model?",
+            stream=stream,
+        ) from error
 
 
 @contextmanager

@@ -35,6 +35,9 @@ from tests.shared_logs import (
     writable_kinds,
 )
 
+import runstate
+from runstate.models.daemon import DAEMON
+from runstate.runtimes.daemon import Daemon, Server, socket_name
 from runstate.runtimes.session import open_sessions, unwrap
 
 pytestmark = [
@@ -61,12 +64,19 @@ def is_mount(request: pytest.FixtureRequest) -> bool:
     return found
 
 
-@pytest.fixture(scope="module")
-def place(is_mount: bool) -> Iterator[Path]:
+@contextmanager
+def reachable_directory() -> Iterator[Path]:
     """A directory that other users can reach. Those that pytest makes belong to one user alone."""
     with TemporaryDirectory() as found:
         Path(found).chmod(0o755)
         yield Path(found)
+
+
+@pytest.fixture(scope="module")
+def place(is_mount: bool) -> Iterator[Path]:
+    """For everything that is read in one way."""
+    with reachable_directory() as found:
+        yield found
 
 
 class Reading:
@@ -111,6 +121,7 @@ def at_rest(place: Path, is_mount: bool) -> Reading:
 
 @pytest.mark.parametrize("kind", models)
 def test_every_reading_command_gives_the_answer_of_a_reader_that_may_write(at_rest: Reading, kind: str) -> None:
+    assert [outcome for outcome in at_rest.answers.expected if outcome.code] == []
     assert at_rest.differing(kind) == []
 
 
@@ -147,7 +158,7 @@ def left_by_killed(place: Path, is_mount: bool) -> Reading:
     for name, stub in {
         "ndjson/log/rundir-1-0000/events.ndjson": b'{"event_id":"torn',
         "wal/log/daemon-1-0000/wal.jsonl": b'{"seq":9',
-        "segments/log/sessions/session-1-0000/manifest.jsonl": b'{"manifestIndex":9',
+        "segments/log/sessions/session-1-0000/manifest.jsonl": b'{"manifestIndex":',
     }.items():
         with (directory / name).open("ab") as file:
             file.write(stub)
@@ -177,6 +188,16 @@ class Followed(NamedTuple):
 
     answers: Answers
     written: dict[str, dict[str, list[str]]]
+    daemon_state: str
+
+
+_following = ["tail", "sqlite:sqlite/log", "--follow", "--limit", "120"]
+_asking_a_daemon = [
+    ["daemon", "state", "daemon", "--json"],
+    ["daemon", "tail", "daemon", "--json"],
+    ["queue", "list", "daemon", "builds", "--json"],
+    ["queue", "stats", "daemon", "--json"],
+]
 
 
 @pytest.fixture(scope="module")
@@ -184,12 +205,18 @@ def beside_writers(place: Path, is_mount: bool) -> Followed:
     directory = place / "written"
     directory.mkdir()
     fill(directory)
-    share_with_group(directory)
-    with writers(directory, events=10):
-        request = Request(str(directory), str(place / "scratch-of-written"), writable_kinds)
-        answers = read(request, is_mount=is_mount)
+    with Daemon.open(directory / "daemon") as daemon, Server(daemon, directory / "daemon" / socket_name("daemon")):
+        for number in range(3):
+            daemon.push("builds", number)
+        share_with_group(directory)
+        daemon.checkpoint()
+        state = DAEMON.dump(daemon.state).decode()
+        with writers(directory, events=10):
+            request = Request(str(directory), str(place / "scratch-of-written"), writable_kinds)
+            request.commands = [_following, *_asking_a_daemon]
+            answers = read(request, is_mount=is_mount)
     with chdir(directory):
-        return Followed(answers, {kind: whole_log(kind) for kind in writable_kinds})
+        return Followed(answers, {kind: whole_log(kind) for kind in writable_kinds}, state)
 
 
 @pytest.mark.parametrize("kind", writable_kinds)
@@ -206,6 +233,14 @@ def test_a_reader_sees_a_growing_part_of_what_a_live_writer_appends(beside_write
     for seen in (before, after):
         assert all(events == written[stream][: len(events)] for stream, events in seen.items())
     assert sum(map(len, before.values())) < sum(map(len, after.values()))
+
+
+def test_a_daemon_that_is_served_is_read_from_its_log_by_those_who_may_not_use_its_socket(
+    beside_writers: Followed,
+) -> None:
+    state, tail, queue, stats = beside_writers.answers.found[-len(_asking_a_daemon) :]
+    assert (state.code, state.out) == (0, beside_writers.daemon_state + "\n"), state
+    assert [len(outcome.out.split("\n")) - 1 for outcome in (tail, queue, stats)] == [1, 3, 1], (tail, queue, stats)
 
 
 # --- writing -------------------------------------------------------------------------------------------------------
@@ -265,7 +300,8 @@ _writing = {
 
 
 _refusal = r"""(?x)
-    (logbook:\ [^\n]+\n | run\ new\n | nothing\ to\ do;\ 0\ events\n)?  # What a command says before it writes.
+    # What a command says before it writes:
+    (logbook:\ [^\n]+\n | run\ new\n | \{"code":[^\n]+\n | nothing\ to\ do;\ 0\ events\n)*
     error\[log\.not_writable\]\ \S+\ cannot\ be\ written:\ it\ (belongs\ to\ root|is\ on\ a\ read-only)[^\n]+\n
 """
 
@@ -305,3 +341,38 @@ def test_a_write_is_refused_with_one_sentence_that_says_what_to_do(refusals: Rea
 
 def test_a_refused_write_changes_nothing(refusals: Reading) -> None:
     assert refusals.after == refusals.before
+
+
+# --- what cannot even be read --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def apart() -> Iterator[Path]:
+    with reachable_directory() as found:
+        yield found
+
+
+def test_a_file_that_cannot_be_read_is_named_with_its_owner(apart: Path) -> None:
+    directory = apart / "closed"
+    directory.mkdir()
+    fill(directory)
+    (directory / "killed").mkdir()
+    with runstate.open(f"sqlite:{directory}/sqlite/log") as store:
+        store.run("r-1", tenant="acme", plan="nightly").started()
+        for name in ("log", "log-wal", "log-shm"):
+            shutil.copy(directory / "sqlite" / name, directory / "killed" / name)
+    share(directory)
+    closed = {
+        "sqlite:sqlite/log": "sqlite/log",
+        "sqlite:killed/log": "killed/log-shm",
+        "ndjson:ndjson/log": "ndjson/log/rundir-0-0001",
+        "archive:archive": "archive/packs",
+    }
+    for name in closed.values():
+        (directory / name).chmod(0o600)
+    commands = [["verify", url] for url in closed]
+    found = read(Request(str(directory), str(apart / "scratch"), [], None, commands), is_mount=False).found
+    for name, outcome in zip(closed.values(), found, strict=True):
+        assert (outcome.code, outcome.out) == (2, ""), outcome
+        refusal = rf"error\[log\.failed\] \S*{name} cannot be read: it belongs to root[^\n]+ Ask for read permission\n"
+        assert re.fullmatch(refusal, outcome.err), outcome

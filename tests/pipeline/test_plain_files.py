@@ -291,7 +291,7 @@ def test_the_order_is_that_of_the_files_whatever_order_their_lines_arrive_in(
     with table.writing():
         plan = keep_plan(table, Plan(parts, ["engine-1-0001"]))
         frame = read_view(spark, urls, "lines", plan=str(plan))
-        write_table(table, assembled(frame.mapInArrow(backwards, frame.schema), table, 2).collect(), {})
+        write_table(table, assembled(frame.mapInArrow(backwards, frame.schema), table, "engine", 2).collect(), {})
     assert snapshots(spark, tmp_path / "table") == stored_locally("engine", lines)
 
 

@@ -30,6 +30,7 @@ def test_the_demo_says_what_happens_proves_it_and_ends_with_what_to_try(start: S
     assert "starting Spark" not in demo.text
     (address,) = re.findall(r"file://(\S+/report\.html)", demo.unwrapped)
     assert b"site-03" in Path(address).read_bytes()
+    assert not [path for path in (tmp_path / "demo").rglob("*") if path.lstat().st_mode & 0o077]
     check_in_order(demo)
     advice = demo.unwrapped.partition("Try next")[2]
     for command in re.findall(r"^  (runstate .+)$", advice, re.MULTILINE):

@@ -188,7 +188,13 @@ _payloads: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
     ]
 )
 _times = st.sampled_from(
-    ["2026-11-15T09:30:00Z", "2026-11-15T09:30:01.250Z", "2026-11-15T09:29:00+00:00", "2026-11-15T09:31:00.123456789Z"]
+    [
+        "2026-11-15T09:30:00Z",
+        "2026-11-15T09:30:01.250Z",
+        "2026-11-15T09:29:00+00:00",
+        "2026-11-15T09:31:00.123456789Z",
+        "2026-11-15t09:30:02.5z",
+    ]
 )
 _run_types = ["RunQueued", "RunApproved", "RunStarted", "RunPaused", "RunResumed", "RunCompleted"]
 _run_types += ["RunFailed", "RunCancelled", "SignalAccepted", "SignalRejected", "StepCorrected"]

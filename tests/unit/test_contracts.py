@@ -62,8 +62,11 @@ def test_v1_1_an_append_answers_with_run_seq_idempotent_and_persisted(old: RunSt
     assert old.append_event(v1()) == AppendResultV1(run_seq=1, idempotent=False, persisted=True)
 
 
-def test_v1_1_the_authority_assigns_run_seq_whatever_the_caller_sends(old: RunStateStoreV1, v1: V1) -> None:
-    result = old.append_event(v1(run_seq=99, persisted_at="2000-01-01T00:00:00Z"))
+@pytest.mark.parametrize("run_seq", [0, 1, 99])
+def test_v1_1_the_authority_assigns_run_seq_whatever_the_caller_sends(
+    old: RunStateStoreV1, v1: V1, run_seq: int
+) -> None:
+    result = old.append_event(v1(run_seq=run_seq, persisted_at="2000-01-01T00:00:00Z"))
     (found,) = old.fetch_events("r-1")
     assert result.run_seq == found.run_seq == 1
     assert found.persisted_at != "2000-01-01T00:00:00Z"
@@ -462,12 +465,22 @@ def test_v2_3_3_attempts_are_numbers(member: str, value: Any, write: Write) -> N
 
 @pytest.mark.parametrize(("attempt", "taken"), [(-1, False), (0, False), (1, True), (2, True)])
 def test_v2_3_3_logical_attempts_start_at_1(attempt: int, taken: bool, write: Write) -> None:
-    event = write(logical_attempt_id=attempt)
+    event = write(logical_attempt_id=attempt, idempotency_key="abc123")
     if taken:
         ENGINE.draft(event)
         return
     with pytest.raises(InvalidEvent, match="logicalAttemptId"):
         ENGINE.draft(event)
+
+
+@pytest.mark.parametrize(("attempt", "taken"), [(-1, False), (0, False), (1, True), (2, True)])
+def test_v2_3_3_engine_attempts_start_at_1(attempt: int, taken: bool, write: Write, v1: V1) -> None:
+    for event in (write(engine_attempt_id=attempt), v1(engine_attempt_id=str(attempt))):
+        if taken:
+            ENGINE.draft(event)
+            continue
+        with pytest.raises(InvalidEvent, match="engineAttemptId"):
+            ENGINE.draft(event)
 
 
 def test_v2_3_3_a_producer_whose_runtime_has_no_attempts_says_1(store: EngineStore) -> None:
@@ -481,7 +494,15 @@ def test_v2_3_3_a_producer_whose_runtime_has_no_attempts_says_1(store: EngineSto
 
 
 @pytest.mark.parametrize(
-    "emitted_at", ["2026-11-15T09:30:00Z", "2026-11-15T09:30:00.120000+00:00", "1999-12-31T23:59:59.999999999Z"]
+    "emitted_at",
+    [
+        "2026-11-15T09:30:00Z",
+        "2026-11-15T09:30:00.120000+00:00",
+        "1999-12-31T23:59:59.999999999Z",
+        "2026-11-15t09:30:00z",
+        "2026-11-15t09:30:00.1Z",
+        "2026-11-15T09:30:00-00:00",
+    ],
 )
 def test_v2_3_4_emitted_at_is_kept_as_the_producer_wrote_it(
     new: RunStateStoreV2, write: Write, emitted_at: str

@@ -20,9 +20,9 @@ from runstate.cli.event_rows import record_writer
 from runstate.cli.options import AsJson, Limit
 from runstate.cli.output import words, write_json, write_line
 from runstate.cli.tables import write_table
-from runstate.errors import AppendOutcomeUnknown, LogNotFound, RunstateError, Truncated
+from runstate.errors import AppendOutcomeUnknown, LogNotFound, RunstateError, Truncated, shown_url
 from runstate.logs.log import Record
-from runstate.logs.registry import open_log, shown_url
+from runstate.logs.registry import open_log
 from runstate.models.daemon import DAEMON, MaterializedState, scoped
 from runstate.models.daemon.events import default_daemon
 from runstate.runtimes.daemon import Client, Daemon, Server, socket_name

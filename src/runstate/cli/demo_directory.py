@@ -11,7 +11,7 @@ import msgspec
 
 from runstate.errors import NotALog
 from runstate.logs.disk import TEMP, RealDisk, replace_durably
-from runstate.logs.target_directory import check_target, own_entries, remove_own, writing_to
+from runstate.logs.target_directory import check_target, foreign_entries, own_entries, remove_own, writing_to
 
 database = "runstate-demo.db"
 _record = "demo.json"
@@ -54,8 +54,8 @@ def demo_directory(to: Path) -> Iterator[None]:
 
 def _remove_earlier(to: Path, record: Record) -> None:
     written = {*record.written}
-    for path in own_entries(to, _own):
-        if path not in written and not _beside_database.fullmatch(path):
+    for path in (*own_entries(to, _own), *foreign_entries(to, _own)):
+        if _own.fullmatch(path) and path not in written and not _beside_database.fullmatch(path):
             raise NotALog(
                 f"{to / path} is not in the record of an earlier demo: it was added since, or that demo was killed. "
                 f"Nothing was changed. Remove {to} yourself, or choose another directory with --to"

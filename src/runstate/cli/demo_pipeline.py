@@ -13,6 +13,7 @@ from runstate.cli.demo_processes import kill, start_python
 from runstate.cli.output import words
 from runstate.cli.pipeline import check_spark
 from runstate.errors import Unsupported
+from runstate.logs.disk import RealDisk, make_directories, write_private
 from runstate.models.rundir import RUNDIR
 from runstate.runtimes.orchestrator import Graph, Job, Orchestrator, RunFailed
 from runstate.runtimes.orchestrator.pool import ThreadPool
@@ -27,12 +28,12 @@ _small = ("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1", "--
 
 def orchestrated_fleet(runs: Path, sources: Path) -> str:
     """Build a small site again and again, as so many runs; one source is broken, and one run is damaged afterwards."""
-    sources.mkdir(parents=True, exist_ok=True)
+    make_directories(RealDisk(), sources)
     with open_store(f"ndjson:{runs}", RUNDIR) as store:
         for number in range(_runs):
             source = sources / f"site-{number:02d}.json"
             titles = {page: f"{page} of site {number}" for page in _pages}
-            source.write_bytes(msgspec.json.encode(titles) if number != 5 else b"no JSON at all")
+            write_private(source, msgspec.json.encode(titles) if number != 5 else b"no JSON at all")
             run_id = f"site-{number:02d}"
             graph = _site(source)
             try:

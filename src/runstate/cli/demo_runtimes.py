@@ -12,6 +12,7 @@ from pathlib import Path
 
 from runstate.cli.demo_processes import kill, start_python
 from runstate.cli.output import words
+from runstate.logs.disk import RealDisk, make_directories
 from runstate.models.session import SESSION, Projections
 from runstate.models.session.ids import RunId
 from runstate.runtimes.daemon import Client, Daemon, Server
@@ -29,7 +30,7 @@ def session_fleet(desk: Path, other: Path) -> tuple[str, bool]:
     """Reviews by an agent that is killed in the middle. Their URL, and whether nothing was lost or done twice."""
     url = f"segments:{desk / 'sessions'}"
     for directory in (desk, other):
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directories(RealDisk(), directory)
     with _child("review", str(desk), str(_killed_after)) as first:
         killed = first.wait()
     with _child("review", str(desk), "0") as second:
@@ -75,7 +76,7 @@ def build_queue(directory: Path) -> tuple[str, bool]:
     """Builds by three workers, one of which is killed. The log's URL, and whether each was completed exactly once."""
     # What checkpoints would drop is kept, for the pipeline that comes after.
     url = f"wal:{directory}?history=archive"
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directories(RealDisk(), directory)
     socket = directory / ".daemon.sock"
     with Daemon.open(url) as daemon, Server(daemon, socket), ExitStack() as stack:
         for number in range(_commits):

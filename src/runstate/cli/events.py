@@ -19,11 +19,12 @@ from runstate.cli.output import Overlong, numbered_lines, words, write_json, wri
 from runstate.cli.progress_display import track
 from runstate.errors import EventTooLarge, InvalidEvent, ModelFailed, RunstateError, StreamNotFound
 from runstate.logs.log import AppendResult, Position, Record
+from runstate.logs.pairing import model_for
 from runstate.logs.record_json import event_in_record
 from runstate.logs.waiting import wait_for_more
 from runstate.models.model import AnyModel
 from runstate.models.registry import find_model, installed_models
-from runstate.store import Store, StoreOptions, default_model
+from runstate.store import Store, StoreOptions
 from runstate.store import open as open_store
 
 _batch_events = 1000
@@ -62,11 +63,11 @@ def append(
     persisted = 0
     with _seekable(file) as lines:
         # Checked in a store of no consequence, so that bad input does not even leave an empty log behind.
-        model = model or default_model(url)
-        with open_store("memory:", model, **options) as checker:
+        found = model_for(url, model)
+        with open_store("memory:", found, **options) as checker:
             count, streams = _check_all(checker, lines, event_bytes_max)
         lines.seek(0)
-        with open_store(url, model, **options) as store:
+        with open_store(url, found, **options) as store:
             for stream in sorted(streams):
                 for first in store.log.read(stream, limit=1):
                     _refuse_other_model(store.model, first)

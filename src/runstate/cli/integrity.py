@@ -12,7 +12,7 @@ from runstate.cli.options import AsJson, ModelName, Url, existing
 from runstate.cli.output import counted, words, write_json, write_line
 from runstate.cli.progress_display import track
 from runstate.cli.seals import KeyFile, SealsFile, read_seals_for, seal_findings
-from runstate.errors import RunstateError, StreamNotFound
+from runstate.errors import RunstateError, StreamNotFound, shown_url
 from runstate.logs.log import Capability, Finding
 from runstate.store import Store
 
@@ -96,7 +96,7 @@ def write_finding(finding: Finding, as_json: bool, url: str) -> None:
         write_json(finding)
         return
     where = ":".join(str(part) for part in (finding.stream, finding.seq) if part is not None)
-    write_line(f"{where or url}: {finding.code}: {finding.message}".encode())
+    write_line(f"{where or shown_url(url)}: {finding.code}: {finding.message}".encode())
 
 
 def _findings(store: AnyStore, stream: str | None) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,7 +17,8 @@ from runstate.cli.options import AsJson, ModelName
 from runstate.cli.output import counted, words, write_json
 from runstate.cli.progress_display import Display, showing
 from runstate.cli.tables import write_table
-from runstate.errors import RunstateError, Unsupported
+from runstate.errors import LogFailed, RunstateError, Unsupported
+from runstate.logs.disk import RealDisk, make_directories
 from runstate.logs.target_directory import writing_to
 from runstate.models.rundir import RUNDIR, RunDirectory
 from runstate.runtimes.orchestrator import Orchestrator
@@ -36,7 +38,12 @@ Urls = Annotated[
     list[str],
     typer.Argument(help="Where the logs are: sqlite:PATH, postgresql://…, table:DIR, files:PATH.", show_default=False),
 ]
-To = Annotated[Path, typer.Option("--to", help="The directory to write to.", show_default=False)]
+To = Annotated[
+    Path,
+    typer.Option(
+        "--to", help="The directory to write to: new, empty, or written by this command before.", show_default=False
+    ),
+]
 Master = Annotated[
     str | None, typer.Option("--master", help="Spark's master: local[4], spark://HOST:7077, yarn. Default: local[*].")
 ]
@@ -69,28 +76,40 @@ def run(
     settings, groups = spark_settings(master, remote, conf), grouped(urls, model)
     with alone_in(to):
         models = write_inputs(to, groups, {"format": file_format})
-        _go(to, models, set(force or []), settings, as_json)
+        _go(to, models, model, set(force or []), settings, as_json)
 
 
 @app.command("resume")
 def resume(
     to: Annotated[Path, typer.Argument(help="The pipeline's directory.", show_default=False)],
+    model: ModelName = None,
     force: Annotated[list[str] | None, typer.Option("--force", help="Do this stage again. May be repeated.")] = None,
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a pipeline that was interrupted, or bring a finished one up to date with its logs."""
+    """Go on with a pipeline that was interrupted, or bring a finished one up to date with its logs.
+
+    Passwords of URLs are not stored: set PGPASSWORD, use ~/.pgpass, or repeat `pipeline run` with the URLs.
+    """
     check_spark()
     from runstate.pipeline.pipeline_directory import alone_in
     from runstate.pipeline.stages import read_inputs, write_inputs
 
-    inputs, settings = read_inputs(to), spark_settings(master, remote, conf)
+    inputs, settings = read_inputs(to, model), spark_settings(master, remote, conf)
+    groups = {name: each.urls for name, each in inputs.items()}
     with alone_in(to):
-        groups = {place: each.urls for place, each in inputs.items()}
-        models = write_inputs(to, groups, next(iter(inputs.values())).settings)
-        _go(to, models, set(force or []), settings, as_json)
+        try:
+            models = write_inputs(to, groups, next(iter(inputs.values())).settings)
+        except LogFailed as error:
+            if not any(url.startswith("postgresql:") for urls in groups.values() for url in urls):
+                raise
+            raise LogFailed(
+                f"{error}. Passwords are not stored in {to}: set PGPASSWORD, add the server to ~/.pgpass, or give the "
+                f"URLs again: runstate pipeline run URL --to {to}"
+            ) from error
+        _go(to, models, model, set(force or []), settings, as_json)
 
 
 @app.command("ingest")
@@ -110,14 +129,16 @@ def ingest(
     """Bring an event table up to date with logs and NDJSON files: only what is new is read, and nothing twice."""
     check_spark()
     from runstate.pipeline import jobs
+    from runstate.pipeline.origins import model_of
     from runstate.pipeline.table import Table
 
     _check_format(file_format)
+    model_of(urls, model)  # Refused before Spark is started.
     Table.check(to)
     with spark_for(master, remote, conf, "ingest", urls) as spark:
         done = jobs.ingest(spark, urls, to, model=model, file_format=file_format)
         if compact:
-            jobs.compact(spark, to)
+            jobs.compact(spark, to, model=model)
     tell_counts(done.counts, as_json)
     if done.counts.get("quarantined"):
         words.print(f"set aside, with reasons: runstate pipeline quarantine {to}")
@@ -157,9 +178,11 @@ def replay(
     """Bring a table of snapshots up to date: only streams with new events are folded."""
     check_spark()
     from runstate.pipeline import jobs
+    from runstate.pipeline.origins import model_of
     from runstate.pipeline.snapshot_table import snapshot_counts
     from runstate.pipeline.table import Table
 
+    model_of(urls, model)  # Refused before Spark is started.
     Table.check(to)
     with spark_for(master, remote, conf, "replay", urls) as spark:
         done = jobs.replay(spark, urls, to, model=model, full=full)
@@ -174,7 +197,9 @@ def replay(
 def audit(
     urls: Urls,
     model: ModelName = None,
-    to: Annotated[Path | None, typer.Option("--to", help="Keep the findings as Parquet in this directory.")] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Keep the findings as Parquet in this new or empty directory.")
+    ] = None,
     snapshots: Annotated[
         Path | None, typer.Option("--snapshots", help="A table of snapshots that must equal the replay.")
     ] = None,
@@ -188,7 +213,9 @@ def audit(
     """Prove a fleet: order, uniqueness, hash chains, transitions, snapshots. Exit code 1 if there is damage."""
     check_spark()
     from runstate.pipeline import audit as audits
+    from runstate.pipeline.origins import model_of
 
+    model_of(urls, model)  # Refused before Spark is started.
     if to is not None:
         audits.check_findings_target(to)
     with spark_for(master, remote, conf, "audit", urls) as spark:
@@ -227,21 +254,25 @@ def report(
     groups = grouped(urls, model)
     check_report_target(to)
     with spark_for(master, remote, conf, "report", urls) as spark:
-        found = made(spark, [Part(each, name) for name, each in groups.items()])
+        found = made(spark, [Part(each, model or name) for name, each in groups.items()])
     with writing_to(to):
-        to.mkdir(parents=True, exist_ok=True)
+        make_directories(RealDisk(), to)
     publish(to / "report.html", render(found))
     if as_json:
         write_json(found)
     words.print(f"report: {to / 'report.html'}")
 
 
-def _go(to: Path, models: list[str], forced: set[str], settings: Any, as_json: bool) -> None:
+def _go(to: Path, models: list[str], given: str | None, forced: set[str], settings: Any, as_json: bool) -> None:
+    """Run the stages. `models` are names; `given` is the model that the caller named, which is not recorded."""
     from runstate.cli.pipeline_progress import PipelineProgress
     from runstate.pipeline import stages
     from runstate.pipeline.pipeline_directory import scratch_in
     from runstate.pipeline.progress import forget_progress
 
+    os.environ.pop(stages.model_variable, None)
+    if given is not None:
+        os.environ[stages.model_variable] = stages.absolute_place(given)
     with ExitStack() as stack:
         # Spark's own files go where the pipeline can remove them, also those of a Spark that was killed.
         scratch = stack.enter_context(scratch_in(to))
@@ -265,7 +296,8 @@ def _go(to: Path, models: list[str], forced: set[str], settings: Any, as_json: b
             else:
                 state = orchestrator.resume(force=forced | stages.missing_tables(to, models))
         except RunstateError:
-            words.print(f"what Spark has printed: {to / 'spark.log'}\ngo on with: runstate pipeline resume {to}")
+            again = f"runstate pipeline resume {to}" + ("" if given is None else f" --model {shlex.quote(given)}")
+            words.print(f"what Spark has printed: {to / 'spark.log'}\ngo on with: {again}")
             raise
     _tell_run(to, state, stages.outcome(directory, models), as_json)
 

@@ -28,7 +28,6 @@ from runstate.cli.projection import (
 )
 from runstate.logbook import Logbook, check_state
 from runstate.projector import Projector
-from runstate.store import default_model
 
 
 def stream(
@@ -55,7 +54,10 @@ def stream(
 
     It does what `runstate project --follow` does, for feeds that are too much for one process.
     """
-    name = model or default_model(urls[0])
+    check_spark()
+    from runstate.pipeline.origins import model_of
+
+    name = model_of(urls, model)
     directory = state or state_directory(urls, name)
     _check(urls, to, directory, as_json)
     stop = threading.Event()
@@ -94,7 +96,6 @@ def stream(
 
 def _check(urls: list[str], to: str, state: Path, as_json: bool) -> None:
     """What is refused is told before Spark is started, and leaves no logbook behind."""
-    check_spark()
     sink_named(to, as_json)
     check_state(state)
     from runstate.pipeline.live import open_feed

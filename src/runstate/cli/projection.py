@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Sequence
@@ -20,29 +19,34 @@ from runstate.cli.output import counted, words, write_json, write_line
 from runstate.cli.pipeline import check_spark
 from runstate.cli.progress_display import Display, Progress, Watch
 from runstate.cli.tables import write_table
-from runstate.errors import InvalidUrl, LogNotFound, RunstateError
+from runstate.errors import InvalidUrl, LogNotFound, RunstateError, shown_url
 from runstate.following import Follower, SinkOf, check_feed, store_sink
 from runstate.logbook import Entry, Logbook
+from runstate.logs.pairing import default_model
 from runstate.logs.pending import Blocker, oldest_pending
-from runstate.logs.registry import open_log, shown_url
+from runstate.logs.registry import open_log
+from runstate.logs.user_state import user_state_directory
 from runstate.metrics import serve_metrics
 from runstate.models.canonical import digest
 from runstate.projector import Projector, lag_high_s
 from runstate.sinks import Projected, Sink, TellingSink
-from runstate.store import Store, default_model
+from runstate.store import Store
 
 Urls = Annotated[list[str], typer.Argument(help="Where the logs are: sqlite:PATH, postgresql://…", show_default=False)]
 To = Annotated[
     str,
     typer.Option(
-        "--to", help="Where snapshots go: store (the log itself), parquet:DIR (versions of a table), or console."
+        "--to",
+        help="Where snapshots go: store (the log itself), parquet:DIR (versions of a table; DIR is new, empty, or such "
+        "a table), or console.",
     ),
 ]
 State = Annotated[
     Path | None,
     typer.Option(
         "--state",
-        help="The directory of the projector's logbook. Default: one for these logs in ~/.local/state/runstate.",
+        help="The directory of the projector's logbook: new, empty, or one that it has used before. "
+        "Default: one for these logs in ~/.local/state/runstate.",
         show_default=False,
     ),
 ]
@@ -56,9 +60,10 @@ watch_s = 0.5
 
 
 def state_directory(urls: Sequence[str], model: str) -> Path:
-    """Where the logbook of a projector of these logs is, unless it was told where."""
-    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return home / "runstate" / "projectors" / digest("\n".join([model, *sorted(urls)]).encode())[:16]
+    """Where the logbook of a projector of these logs is by default. Another password is not another place."""
+    return (
+        user_state_directory() / "projectors" / digest("\n".join([model, *sorted(map(shown_url, urls))]).encode())[:16]
+    )
 
 
 def project(

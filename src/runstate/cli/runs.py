@@ -6,7 +6,7 @@ import secrets
 import shlex
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Event
 from typing import Annotated, Any
@@ -19,11 +19,13 @@ from runstate.cli.options import AsJson
 from runstate.cli.output import counted, words, write_json
 from runstate.cli.progress_display import Display, Progress, Watch
 from runstate.cli.tables import write_table
-from runstate.errors import LogNotFound, StreamNotFound
+from runstate.errors import LogFailed, LogNotFound, RunstateError, StreamNotFound
 from runstate.models.rundir import RUNDIR, RunDirectory, RunEvent
 from runstate.runtimes.orchestrator import Orchestrator, RunCancelled, RunExists, RunFailed, load_graph
 from runstate.runtimes.orchestrator.artifacts import ArtifactFiles, newest_items
+from runstate.runtimes.orchestrator.orchestrator import recorded_start
 from runstate.runtimes.orchestrator.pool import ProcessPool
+from runstate.runtimes.orchestrator.started_runs import AppNotRecorded, recall_place, record_started_run
 from runstate.runtimes.orchestrator.trail import RunStore
 from runstate.runtimes.telemetry import OtelTelemetry, Telemetry
 from runstate.runtimes.telemetry import from_url as telemetry_from_url
@@ -31,8 +33,11 @@ from runstate.store import open as open_store
 
 _terminal = ("COMPLETED", "FAILED", "CANCELLED")
 _watch_s = 1.0
+_place_chars_max = 200
 
-RunsDirectory = Annotated[Path, typer.Option("--runs", help="The directory of the run directories.")]
+RunsDirectory = Annotated[
+    Path, typer.Option("--runs", help="The directory of the run directories: new, empty, or used for runs before.")
+]
 RunName = Annotated[str, typer.Argument(help="The run: its id, or the path of its directory.", show_default=False)]
 TelemetryUrls = Annotated[
     list[str] | None,
@@ -59,6 +64,8 @@ def run(
     with ExitStack() as stack:
         orchestrator = _orchestrator(stack, place, runs, run_id, telemetry)
         words.print(f"run {run_id}")
+        if not orchestrator.exists():
+            _record(runs / run_id, place)
         with _a_way_on(runs, run_id):
             state = orchestrator.start(parameters)
     _report(state, as_json)
@@ -67,20 +74,21 @@ def run(
 def resume(
     run_name: RunName,
     runs: RunsDirectory = Path("runs"),
-    app: Annotated[str | None, typer.Option("--app", help="The graph, if it has moved: FILE.py:NAME.")] = None,
+    app: Annotated[
+        str | None,
+        typer.Option("--app", help="The graph: FILE.py:NAME. Default: the one that you started the run with, here."),
+    ] = None,
     force: Annotated[list[str] | None, typer.Option("--force", help="Do this node again. May be repeated.")] = None,
     telemetry: TelemetryUrls = None,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run: what is finished and up to date is not done again."""
     runs, run_id = _found(run_name, runs)
-    if app is None:
-        with _store(runs, create=False) as store:
-            _check_begun(store, runs, run_id)
-            created = store.fetch_events(run_id, limit=1)[0]
-        app = str(created.payload.get("config", {}).get("place", ""))
+    place = _recorded_place(runs, run_id) if app is None else app
     with ExitStack() as stack:
-        orchestrator = _orchestrator(stack, app, runs, run_id, telemetry)
+        orchestrator = _orchestrator(stack, place, runs, run_id, telemetry)
+        if app is not None:
+            _record(runs / run_id, app)
         with _store(runs, create=False) as store:
             finished = _finished(store.current_state(run_id))
         with _a_way_on(runs, run_id):
@@ -153,6 +161,38 @@ def _orchestrator(
     return orchestrator
 
 
+def _record(directory: Path, place: str) -> None:
+    try:
+        record_started_run(directory, place)
+    except LogFailed as error:
+        words.print(f"{error}; to resume this run, pass --app {shlex.quote(place)}")
+
+
+def _recorded_place(runs: Path, run_id: str) -> str:
+    """The application that this user started the run with.
+
+    Raises:
+        StreamNotFound: there is no such run.
+        AppNotRecorded: with what the run's first event says, which is shown and never loaded, and the command to type.
+    """
+    with _store(runs, create=False) as store:
+        _check_begun(store, runs, run_id)
+        try:
+            return recall_place(runs / run_id)
+        except AppNotRecorded as error:
+            named: Any = None
+            with suppress(RunstateError, msgspec.MsgspecError):
+                named = recorded_start(store, run_id).config.get("place")
+            named = named if isinstance(named, str) else ""
+            is_usable = ":" in named and len(named) <= _place_chars_max and named.isprintable()
+            says = f" Its first event names {named[:_place_chars_max]!r}." if named else ""
+            app = shlex.quote(named) if is_usable else "FILE.py:NAME"
+            raise AppNotRecorded(
+                f"{error}{says} Runstate does not load code that data names. If you trust that code, type: "
+                f"runstate resume {_quoted(runs, run_id)} --app {app}"
+            ) from error
+
+
 @contextmanager
 def _a_way_on(runs: Path, run_id: str) -> Iterator[None]:
     """Whoever meets a failure is told where to read about it, and how to go on."""
@@ -166,8 +206,12 @@ def _a_way_on(runs: Path, run_id: str) -> Iterator[None]:
 
 
 def _way_on(runs: Path, run_id: str) -> str:
+    return f"go on with: runstate resume {_quoted(runs, run_id)}"
+
+
+def _quoted(runs: Path, run_id: str) -> str:
     path = str(runs / run_id)
-    return f"go on with: runstate resume {shlex.quote(path if '/' in path else f'./{path}')}"
+    return shlex.quote(path if "/" in path else f"./{path}")
 
 
 def _check_begun(store: RunStore, runs: Path, run_id: str) -> None:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import PurePath
 from typing import Protocol, runtime_checkable
 
 from runstate.errors import InvalidStream, LogBusy, LogFailed, LogFull, LogNotFound, NotALog, RunstateError
-from runstate.logs.disk import Disk, File, Lock, LockBusy
+from runstate.logs.disk import Disk, File, Lock, LockBusy, refuse_links
 from runstate.logs.permissions import denial
 from runstate.logs.target_directory import foreign_entries, refuse_foreign
-from runstate.models.model import check_stream
+from runstate.models.model import check_file_stream
 
 LOCKS = ".locks"
 _nothing = re.compile("(?!)")
@@ -35,7 +35,12 @@ class DirectoryLog(Protocol):
 
 
 def directory_name(stream: str) -> str:
-    """The name of a stream's directory."""
+    """The name of a stream's directory, always a single part of a path.
+
+    Raises:
+        InvalidStream: the id cannot be a file name.
+    """
+    check_file_stream(stream)
     return _escape + stream if stream[0] in (".", _escape) else stream
 
 
@@ -48,7 +53,7 @@ def streams_among(names: list[str], after: str, until: str | None) -> list[str]:
 def _is_stream(stream: str) -> bool:
     """Whether a name that stands in the directory could be a stream's; somebody may have put anything there."""
     try:
-        check_stream(stream)
+        check_file_stream(stream)
     except InvalidStream:
         return False
     return True
@@ -66,7 +71,7 @@ def remove_tree(disk: Disk, path: PurePath) -> None:
 
     What another process removes meanwhile is not an error.
     """
-    if not disk.is_directory(path):
+    if disk.kind(path) != "directory":
         return
     for name in names_in(disk, path):
         try:
@@ -109,12 +114,14 @@ def translated() -> Iterator[None]:
         raise translate(error) from error
 
 
-def lock_in(disk: Disk, path: PurePath, *, shared: bool = False) -> Lock:
-    """Take a lock whose directory is made with the first one.
+def lock_in(disk: Disk, path: PurePath, *, shared: bool = False, writes_to: Sequence[PurePath] = ()) -> Lock:
+    """Take a lock whose directory is made with the first one, to write into the directories `writes_to`.
 
     Raises:
         LockBusy: somebody holds it.
+        OSError: one of these directories is a symbolic link.
     """
+    refuse_links(disk, path.parent, *writes_to)
     try:
         return disk.lock(path, shared=shared)
     except FileNotFoundError:
@@ -157,8 +164,8 @@ def prepare_root(disk: Disk, root: PurePath, create: bool, has_streams: Callable
         LogFailed: it cannot be made: no such directory above it, no permission.
     """
     try:
-        # Opened to be written to, a directory refuses, a file does not: the cheapest way to tell them apart.
-        disk.open(root).close()
+        # To be read, since the caller may name the directory by a link, which is not opened to be changed.
+        disk.open(root, read_only=True).close()
     except IsADirectoryError:
         if create and not disk.exists(root / LOCKS):
             _claim(disk, root, has_streams)

@@ -47,21 +47,24 @@ def not_writable(path: PurePath, refusal: str | None = None) -> NotWritable:
     """
     there = [each for each in (path, *path.parents) if _is_there(each)]
     blocking = next((each for each in there[:2] if not is_writable(each)), None)
-    reason = refusal or "permission denied" if blocking is None else _reason(blocking)
+    if blocking is None:
+        reason = refusal or "permission denied"
+    elif os.statvfs(blocking).f_flag & os.ST_RDONLY:
+        reason = "it is on a read-only file system"
+    else:
+        reason = _ownership(blocking)
     return NotWritable(
-        f"{blocking or path} cannot be written: {reason}. Ask for write permission, choose another path, or write to a "
-        "copy of the log, made with 'runstate copy'",
+        f"{blocking or path} cannot be written: {reason}. Ask for write permission, choose a directory that you can "
+        "write to, or write to a copy of the log, made with 'runstate copy'",
         path=str(blocking or path),
     )
 
 
 def not_readable(path: PurePath) -> LogFailed:
-    return LogFailed(f"{path} cannot be read: {_reason(path)}. Ask for read permission", path=str(path))
+    return LogFailed(f"{path} cannot be read: {_ownership(path)}. Ask for read permission", path=str(path))
 
 
-def _reason(path: PurePath) -> str:
-    if os.statvfs(path).f_flag & os.ST_RDONLY:
-        return "it is on a read-only file system"
+def _ownership(path: PurePath) -> str:
     found = os.stat(path)
     owner, mode = f"{_user(found.st_uid)}, group {_group(found.st_gid)}", stat.S_IMODE(found.st_mode)
     return f"it belongs to {owner}, with mode {mode:04o}, and this process runs as {_user(os.geteuid())}"

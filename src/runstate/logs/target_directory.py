@@ -5,7 +5,7 @@ holds, such as `table.json`. Any other directory is refused before anything is w
 
 In its own directory, a command deletes only files that Runstate wrote (`remove_own`). Each format describes the names
 of its files by a regular expression over paths relative to the directory. The path of a directory ends with a slash.
-A directory that the expression does not match is not entered, and a symlink is never followed.
+A directory that the expression does not match is not entered. A symlink is neither followed nor removed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def check_target(directory: PurePath, own: re.Pattern[str], *, has_marker: bool,
     while not disk.exists(existing) and existing != existing.parent:
         existing = existing.parent
     if not disk.is_writable(existing):
-        raise cannot_write(existing, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+        raise cannot_write(existing, PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(existing)))
 
 
 def refuse_foreign(directory: PurePath, own: re.Pattern[str], *, disk: Disk = _real_disk) -> None:
@@ -105,14 +105,15 @@ def remove_own(
 
 
 def _entries(disk: Disk, directory: PurePath, own: re.Pattern[str], prefix: str = "") -> Iterator[tuple[str, bool]]:
-    """Relative paths, and whether `own` matches them. A directory comes after what it holds."""
+    """Relative paths, and whether they are ours. A directory comes after what it holds."""
     for name in disk.names(directory):
-        path = f"{prefix}{name}"
-        if disk.is_directory(directory / name):
-            path += "/"
-            if own.fullmatch(path):
-                yield from _entries(disk, directory / name, own, path)
-        yield path, own.fullmatch(path) is not None
+        kind = disk.kind(directory / name)
+        path = f"{prefix}{name}/" if kind == "directory" else f"{prefix}{name}"
+        # We make no symlinks: one that has a name of ours is not ours.
+        is_own = kind != "other" and own.fullmatch(path) is not None
+        if kind == "directory" and is_own:
+            yield from _entries(disk, directory / name, own, path)
+        yield path, is_own
 
 
 def cannot_write(directory: PurePath, error: OSError) -> RunstateError:

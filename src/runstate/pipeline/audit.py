@@ -23,11 +23,12 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that users of Spark know
 
-from runstate.errors import InvalidUrl, LogNotFound, LogTooNew, Unsupported
-from runstate.logs.disk import RealDisk, temp_target
+from runstate.errors import InvalidUrl, LogFailed, LogNotFound, LogTooNew, Unsupported
+from runstate.logs.disk import DIRECTORY_MODE, FILE_MODE, RealDisk, make_directories, temp_target
 from runstate.logs.log import Finding, now
 from runstate.logs.target_directory import cannot_write, check_target, remove_own
 from runstate.models.model import AnyModel
+from runstate.models.registry import resolve_model
 from runstate.pipeline.audit_walk import KeptSnapshots, Source, side_by_side
 from runstate.pipeline.checks import Audited, Bounds, Kept, audit_stream, conflicts, parse_time
 from runstate.pipeline.failures import readable
@@ -71,9 +72,7 @@ Row = tuple[str | None, str | None, int | None, str, str, str, str]
 def _plan(request: Request, count: int) -> list[Shard]:
     """Shards over all that can be listed; at least one, which tells of what cannot."""
     if directory := request.options.get("snapshots"):
-        info = open_snapshot_table(Path(directory)).info
-        if info.model != request.model:
-            raise InvalidOption(f"{directory} holds snapshots of the model {info.model!r}, not of {request.model!r}")
+        resolve_model(open_snapshot_table(Path(directory)).info.model, request.model, directory)
     return cut(merge(*(_weights(url) for url in dict.fromkeys(request.urls))), count, request.shard_weight_min) or [
         Shard()
     ]
@@ -327,8 +326,10 @@ def check_findings_target(to: Path) -> None:
     """
     Raises:
         NotALog: something is there already.
-        LogFailed: it cannot be written.
+        LogFailed: findings are there already, or it cannot be written.
     """
+    if (to / "_SUCCESS").exists():
+        raise LogFailed(f"{to} holds the findings of another audit. Choose an empty or new directory")
     check_target(to, _nothing, has_marker=False)
     check_target(to.absolute().parent, _nothing, has_marker=True)
 
@@ -351,21 +352,26 @@ def write(frame: DataFrame, to: Path) -> DataFrame:
     The directory is there once everything in it is, and survives a power cut then.
 
     Raises:
-        NotALog: something is there already.
-        LogFull, LogFailed: it cannot be written.
+        NotALog: something else is there already.
+        LogFull, LogFailed: findings are there already, or it cannot be written.
         PipelineFailed: a task failed; nothing is there.
     """
     to = to.absolute()
     check_findings_target(to)
     temporary = Path(RealDisk().temp_name(to))
+    rows = temporary / "rows"
     try:
+        make_directories(RealDisk(), temporary)
         with readable("audit"):
-            frame.write.parquet(f"file://{temporary}")
-        for path in temporary.iterdir():
+            frame.write.parquet(f"file://{rows}")
+        # Executors write with a mode of their own. Nobody else can look into the directory until it is right.
+        for path in rows.iterdir():
             with open(path, "rb+") as file:
+                os.fchmod(file.fileno(), FILE_MODE)
                 os.fsync(file.fileno())
-        RealDisk().sync_directory(temporary)
-        temporary.rename(to)
+        rows.chmod(DIRECTORY_MODE)
+        RealDisk().sync_directory(rows)
+        rows.rename(to)
         RealDisk().sync_directory(to.parent)
     except OSError as error:
         raise cannot_write(to, error) from error

@@ -16,9 +16,8 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from runstate.errors import InvalidUrl
+from runstate.errors import InvalidUrl, shown_url
 from runstate.logs.log import EventLog, Position, Record
-from runstate.logs.registry import shown_url
 from runstate.models.model import Alert, AnyModel
 from runstate.models.registry import find_model
 from runstate.pipeline.live import FeedReader, Part, open_feed, read_part

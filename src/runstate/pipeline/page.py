@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
+from runstate.errors import shown_url
 from runstate.logs.disk import TEMP
-from runstate.logs.registry import shown_url
 from runstate.logs.target_directory import check_target
 from runstate.pipeline import page_charts as charts
 from runstate.pipeline.page_markup import (

@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 
 from runstate.errors import LogBusy, LogDamaged, LogNotFound, NotALog, RunstateError
 from runstate.logs.disk import Lock as KernelLock
-from runstate.logs.disk import LockBusy, RealDisk, replace_durably, write_new
+from runstate.logs.disk import LockBusy, RealDisk, make_directories, refuse_links, replace_durably, write_new
 from runstate.logs.log import now
 from runstate.logs.target_directory import remove_own, writing_to
 from runstate.models.canonical import digest
@@ -84,8 +84,8 @@ class ParquetSink:
         """
         self._directory, self._model, self._aside = directory, model, aside
         self._files = _files_in(directory / "data")
-        check_is_sink(directory)
         self._manifest()
+        check_is_sink(directory)
 
     def load(self, stream: str) -> Projected | None:
         return self.load_all([stream]).get(stream)
@@ -158,8 +158,9 @@ class ParquetSink:
     @contextmanager
     def _publishing(self) -> Iterator[None]:
         with writing_to(self._directory):
+            refuse_links(_disk, self._directory / "data")
             for directory in (self._directory, self._directory / "data"):
-                directory.mkdir(parents=True, exist_ok=True)
+                make_directories(_disk, directory)
             lock = _locked(self._directory / ".lock")
             try:
                 yield

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from runstate.errors import LogBusy
-from runstate.logs.disk import TEMP, LockBusy, RealDisk, temp_target
+from runstate.logs.disk import TEMP, LockBusy, RealDisk, make_directories, refuse_links, temp_target
 from runstate.logs.target_directory import check_target, remove_own, writing_to
 from runstate.pipeline.stages import inputs_in
 
@@ -31,7 +31,8 @@ def alone_in(directory: Path) -> Iterator[None]:
     check_target(directory, _leftovers, has_marker=bool(inputs_in(directory)))
     try:
         with writing_to(directory):
-            directory.mkdir(parents=True, exist_ok=True)
+            make_directories(RealDisk(), directory)
+            refuse_links(RealDisk(), *directory.glob("*"), *directory.glob("*/*"))
             lock = RealDisk().lock(directory / ".lock")
     except LockBusy as error:
         raise LogBusy(f"Another pipeline is at work in {directory}; try again when it is done") from error

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from runstate.logs.disk import RealDisk
+from runstate.logs.disk import RealDisk, write_private
+from runstate.models.canonical import undecodable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +36,7 @@ def told_to(directory: str) -> Told:
         temporary = Path(RealDisk().temp_name(path))
         # A disk that is full shows when results are written; the view of the progress is not worth a failure.
         with suppress(OSError):
-            temporary.write_bytes(msgspec.json.encode(progress))
+            write_private(temporary, msgspec.json.encode(progress))
             temporary.replace(path)
 
     return tell
@@ -44,7 +45,7 @@ def told_to(directory: str) -> Told:
 def read_progress(directory: Path) -> StageProgress | None:
     try:
         return msgspec.json.decode((directory / ".progress.json").read_bytes(), type=StageProgress)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *undecodable):
         return None
 
 

@@ -20,17 +20,16 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from runstate.errors import LogNotFound, UnknownModel
-from runstate.logs.disk import RealDisk, replace_durably
+from runstate.errors import LogNotFound, NotALog, UnknownModel, shown_url
+from runstate.logs.disk import RealDisk, make_directories, replace_durably
 from runstate.logs.target_directory import writing_to
-from runstate.models.canonical import digest
-from runstate.models.registry import find_model
+from runstate.models.canonical import digest, undecodable
+from runstate.models.registry import find_model, resolve_model
 from runstate.pipeline.origins import model_of, open_origin
 from runstate.pipeline.page import render
 from runstate.pipeline.page_report import FindingRow, Quarantine, Report
@@ -42,6 +41,10 @@ from runstate.runtimes.orchestrator import Graph, Job
 place = "runstate.pipeline.stages:graph"
 spark_variable = "RUNSTATE_PIPELINE_SPARK"
 """How the processes of the run learn which Spark to use: JSON of `SparkSettings`. It changes no result."""
+_urls_variable = "RUNSTATE_PIPELINE_URLS"
+"""How they learn the secrets of URLs, which no file or command line holds: JSON, the whole URL by the stored one."""
+model_variable = "RUNSTATE_PIPELINE_MODEL"
+"""How the processes of the run learn which model the caller gave. Unset: the recorded one must be installed."""
 run_id = "pipeline"
 _stage_max_s = 7 * 86_400.0
 _directory_name = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -51,19 +54,15 @@ class Inputs(msgspec.Struct, frozen=True):
     """`inputs/MODEL.json`: everything that a model's stages depend on."""
 
     model: str
-    """Where the model is: its name if it is installed, or its place, with an absolute path."""
+    """Its name. Where it is loaded from is not recorded."""
     urls: list[str]
+    """Without their secrets, in files of the present version."""
     directory: str
     """The pipeline's own, absolute."""
     versions: dict[str, str]
     """For each URL a digest over its streams and their versions: it changes when anything is appended."""
     settings: dict[str, Any] = {}
     """Those of the stages that change what comes out."""
-
-    @property
-    def name(self) -> str:
-        """What files and directories of the model are called."""
-        return model_name(self.model)
 
 
 class SparkSettings(msgspec.Struct, frozen=True):
@@ -94,84 +93,102 @@ class AuditOutcome(msgspec.Struct):
 
 
 def grouped(urls: Sequence[str], model: str | None) -> dict[str, list[str]]:
-    """The URLs by the model that each is read with.
+    """The URLs by the name of the model that each is read with.
 
     Raises:
-        InvalidUrl, UnknownModel, LogNotFound: before anything is begun.
+        InvalidUrl, UnknownModel, ModelMismatch, LogNotFound: before anything is begun.
     """
-    if model is not None and model.rpartition(":")[0].endswith(".py"):
-        # The stages are processes of their own, and a pipeline may be resumed from another working directory.
-        model = str(Path(model).absolute())
     groups: dict[str, list[str]] = {}
     for url in urls:
-        groups.setdefault(model_of([url], model), []).append(url)
+        groups.setdefault(_directory_name_of(find_model(model_of([url], model)).name), []).append(url)
     return groups
 
 
-def model_name(place: str) -> str:
-    """The name of a model, for its files and directories.
+def absolute_place(model: str) -> str:
+    """A model for the processes of the run, which may have another working directory."""
+    return str(Path(model).absolute()) if model.rpartition(":")[0].endswith(".py") else model
+
+
+def _directory_name_of(model: str) -> str:
+    """The name of a model, which is also that of its files and directories.
 
     Raises:
-        UnknownModel: there is no such model, or its name cannot be a directory's.
+        UnknownModel: it cannot be.
     """
-    name = find_model(place).name
-    if not _directory_name.fullmatch(name):
+    if not _directory_name.fullmatch(model):
         raise UnknownModel(
-            f"The model at {place} is called {name!r}, which cannot be the name of a directory. Give it a name of "
-            "letters, digits, '.', '-' and '_'"
+            f"The model is called {model!r}, which cannot be the name of a directory. Give it a name of letters, "
+            "digits, '.', '-' and '_'"
         )
-    return name
+    return model
 
 
 def write_inputs(directory: Path, groups: dict[str, list[str]], settings: dict[str, Any]) -> list[str]:
     """Look at all logs, and write down what a run depends on. A file that says the same stays as it is.
 
-    Returns the names of the models.
+    Returns the names of the models. The processes of the run get the URLs as they are, through the environment. The
+    files get them without their secrets, so another password changes nothing.
 
     Raises:
         LogNotFound, NotALog, Unsupported: a log cannot be read.
-        InvalidOption: the directory was made from more than these, or two models have one name.
+        InvalidOption: the directory was made from more than these, or two URLs differ only in their secrets.
         LogFull, LogFailed: the directory cannot be written.
     """
-    versions = {url: _version(url) for urls in groups.values() for url in urls}
-    names = {model: model_name(model) for model in groups}
-    if len(set(names.values())) < len(names):
-        raise InvalidOption(f"Two of the models have one name: {', '.join(names)}. Run a pipeline for each")
+    given = {url: shown_url(url) for urls in groups.values() for url in urls}
+    if len(set(given.values())) < len(given):
+        raise InvalidOption("Two of the URLs are the same without their secrets; name each log once")
+    with_secrets = {shown: url for url, shown in given.items() if shown != url}
+    os.environ[_urls_variable] = msgspec.json.encode(with_secrets).decode()
+    versions = {shown: _version(url) for url, shown in given.items()}
+    shown = {model: [given[url] for url in urls] for model, urls in groups.items()}
     for model, before in inputs_in(directory).items():
-        if dropped := set(before.urls) - set(groups.get(model, ())):
+        if dropped := set(map(shown_url, before.urls)) - set(shown.get(model, ())):
             raise InvalidOption(
                 f"{directory} was made from {min(dropped)} too, and its tables hold that; name all of its logs, "
                 "or choose another directory"
             )
     with writing_to(directory):
-        (directory / "inputs").mkdir(parents=True, exist_ok=True)
-        for model, urls in groups.items():
+        make_directories(RealDisk(), directory / "inputs")
+        for model, urls in shown.items():
             found = Inputs(model, urls, str(directory.absolute()), {url: versions[url] for url in urls}, settings)
-            path = directory / "inputs" / f"{names[model]}.json"
+            path = directory / "inputs" / f"{model}.json"
             text = msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
             if not path.exists() or path.read_bytes() != text:
                 publish(path, text)
-    return list(names.values())
+    return list(groups)
 
 
-def read_inputs(directory: Path) -> dict[str, Inputs]:
-    """What the last run of a pipeline depended on, by where the model is.
+def read_inputs(directory: Path, model: str | None) -> dict[str, Inputs]:
+    """What the last run of a pipeline depended on, by the name of the model. `model` is the one that the caller gave.
 
     Raises:
         LogNotFound: there is no pipeline in that directory.
+        NotALog: a file of its inputs is not one of ours.
+        UnknownModel, ModelMismatch: the model is not installed, and was not given.
     """
     found = inputs_in(directory)
     if not found:
         raise LogNotFound(f"There is no pipeline in {directory}; begin one: runstate pipeline run URL --to {directory}")
+    for name in found:
+        resolve_model(name, model, f"The pipeline in {directory}")
     return found
 
 
 def inputs_in(directory: Path) -> dict[str, Inputs]:
+    """The inputs of a pipeline, by the name of the model.
+
+    Raises:
+        NotALog: a file there is not one of ours.
+    """
     found = {}
     for path in sorted((directory / "inputs").glob("*.json")):
-        with suppress(msgspec.MsgspecError):  # Not a file of ours.
-            inputs = msgspec.json.decode(path.read_bytes(), type=Inputs)
-            found[inputs.model] = inputs
+        try:
+            inputs = msgspec.json.decode(RealDisk().read(path), type=Inputs)
+        except (OSError, *undecodable) as error:
+            raise NotALog(f"{path} is not a file of a pipeline's inputs: {error}; choose another directory") from error
+        if inputs.model != path.stem:
+            raise NotALog(f"{path} names the model {inputs.model[:80]!r}, not {path.stem!r}; choose another directory")
+        found[inputs.model] = inputs
     return found
 
 
@@ -282,7 +299,17 @@ def _spark(directory: str, stage: str, urls: Sequence[str] = ()) -> Any:
 
 
 def _inputs(job: Job) -> Inputs:
-    return msgspec.json.decode(job.read("inputs/{scope}.json"), type=Inputs)
+    """What the job depends on, with the whole URLs."""
+    stored = msgspec.json.decode(job.read("inputs/{scope}.json"), type=Inputs)
+    with_secrets = msgspec.json.decode(os.environ.get(_urls_variable, "{}"), type=dict[str, str])
+    return msgspec.structs.replace(stored, urls=[with_secrets.get(url, url) for url in stored.urls])
+
+
+def _loadable(model: str) -> str:
+    """What to load the model of this name with: what the caller gave, or the name itself if it is installed."""
+    given = os.environ.get(model_variable)
+    resolve_model(model, given, "The pipeline")
+    return given or model
 
 
 def _ingest(job: Job) -> None:
@@ -292,13 +319,13 @@ def _ingest(job: Job) -> None:
 
     inputs = _inputs(job)
     spark = _spark(inputs.directory, "ingest", inputs.urls)
-    to = Path(inputs.directory, "events", inputs.name)
+    to = Path(inputs.directory, "events", inputs.model)
     plain = [url for url in inputs.urls if url.startswith("files:")]
     logs = [url for url in inputs.urls if url not in plain]
     file_format = inputs.settings.get("format", "parquet")
-    with tracked(spark, f"ingest {inputs.name}", told_to(inputs.directory)):
+    with tracked(spark, f"ingest {inputs.model}", told_to(inputs.directory)):
         for urls in filter(None, (logs, plain)):
-            done = ingest(spark, urls, to, model=inputs.model, file_format=file_format)
+            done = ingest(spark, urls, to, model=_loadable(inputs.model), file_format=file_format)
     events = sum(entry.rows for entry in open_event_table(to).files("events"))
     set_aside = reasons(to)
     job.write_json("ingest/{scope}.json", IngestResult(done.commit, events, sum(set_aside.values()), set_aside))
@@ -310,9 +337,9 @@ def _replay(job: Job) -> None:
 
     inputs = _inputs(job)
     spark, root = _spark(inputs.directory, "replay"), Path(inputs.directory)
-    events, to = root / "events" / inputs.name, root / "snapshots" / inputs.name
-    with tracked(spark, f"replay {inputs.name}", told_to(inputs.directory)):
-        done = replay(spark, f"table:{events}", to, model=inputs.model)
+    events, to = root / "events" / inputs.model, root / "snapshots" / inputs.model
+    with tracked(spark, f"replay {inputs.model}", told_to(inputs.directory)):
+        done = replay(spark, f"table:{events}", to, model=_loadable(inputs.model))
     job.write_json("replay/{scope}.json", ReplayResult(done.commit, *snapshot_counts(to)))
 
 
@@ -324,14 +351,14 @@ def _audit(job: Job) -> None:
     # Plain files are no log that could be proven; what was taken from them is.
     proven = [url for url in inputs.urls if not url.startswith("files:")]
     if proven != inputs.urls:
-        proven.append(f"table:{root / 'events' / inputs.name}")
+        proven.append(f"table:{root / 'events' / inputs.model}")
     # Named by what it is about: an audit of something else never looks like this one.
-    to = root / "findings" / inputs.name / digest(job.read("inputs/{scope}.json"))[:16]
+    to = root / "findings" / inputs.model / digest(job.read("inputs/{scope}.json"))[:16]
     with writing_to(to.parent):
-        to.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(RealDisk(), to.parent)
         audits.remove_findings(to.parent)
-    with tracked(spark, f"audit {inputs.name}", told_to(inputs.directory)):
-        found = audits.audit(spark, proven, model=inputs.model, snapshots=root / "snapshots" / inputs.name)
+    with tracked(spark, f"audit {inputs.model}", told_to(inputs.directory)):
+        found = audits.audit(spark, proven, model=_loadable(inputs.model), snapshots=root / "snapshots" / inputs.model)
         summary = audits.summary(audits.write(found, to))
     rows = [
         FindingRow(each.severity, each.code, each.count, each.example["stream"] or "", each.example["message"])
@@ -359,7 +386,7 @@ def _report(job: Job) -> None:
     with tracked(spark, "report", told_to(str(root))):
         made: Report = report(
             spark,
-            [Part([f"table:{root / 'events' / each.name}"], each.model) for each in inputs],
+            [Part([f"table:{root / 'events' / each.model}"], _loadable(each.model)) for each in inputs],
             findings=sorted((f for each in audits for f in each.findings), key=lambda f: (f.severity, f.code)),
             quarantine=Quarantine(sum(by_reason.values()), sorted(by_reason.items())),
             generated_from=[url for each in inputs for url in each.urls],

@@ -13,7 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from runstate.logs.disk import TEMP_SUFFIX, LockBusy, PoisonedHandle, RealDisk, replace_durably, write_new
+from runstate.logs.disk import (
+    TEMP_SUFFIX,
+    LockBusy,
+    PoisonedHandle,
+    RealDisk,
+    make_directories,
+    replace_durably,
+    write_new,
+    write_private,
+)
 from runstate.logs.simulated_disk import SimulatedDisk
 
 DISK = RealDisk()
@@ -129,6 +138,7 @@ def test_files_and_directories_belong_to_their_owner_alone(tmp_path: Path) -> No
     DISK.create(tmp_path / "d/created").close()
     DISK.lock(tmp_path / "d/locked").release()
     replace_durably(DISK, tmp_path / "d/replaced", b"")
+    write_private(tmp_path / "d/written", b"")
     assert (tmp_path / "d").stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "d").iterdir()} == {0o600}
 
@@ -181,6 +191,20 @@ def test_a_shared_directory_shares_neither_a_new_log_nor_a_lock(shared: tuple[Re
     disk.make_directory(home / "log")
     disk.lock(home / "lock").release()
     assert (mode_of(home / "log"), mode_of(home / "lock")) == (0o700, 0o600)
+
+
+@pytest.mark.usefixtures("_no_umask")
+def test_directories_above_the_one_that_is_made_belong_to_their_owner_alone_too(tmp_path: Path) -> None:
+    make_directories(DISK, tmp_path / "a" / "b" / "c")
+    make_directories(DISK, tmp_path / "a" / "b")
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")} == {0o700}
+
+
+def test_a_file_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "shared").touch()
+    (tmp_path / "shared").chmod(0o640)
+    write_private(tmp_path / "shared", b"new")
+    assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o640
 
 
 def test_a_rename_between_directories_is_refused(tmp_path: Path) -> None:

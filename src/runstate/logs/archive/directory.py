@@ -29,7 +29,7 @@ from runstate.logs.archive.packs import (
     sealed,
     unsealed,
 )
-from runstate.logs.disk import TEMP, Disk, LockBusy, RealDisk, replace_durably, temp_target
+from runstate.logs.disk import TEMP, Disk, LockBusy, RealDisk, refuse_links, replace_durably, temp_target
 from runstate.logs.permissions import denial
 from runstate.logs.target_directory import check_target
 
@@ -91,6 +91,7 @@ class ArchiveDirectory:
         """
         self.check(model)
         with translated():
+            refuse_links(self.disk, self.packs)
             self._make(self.root)
             # Written each time: whoever wrote it before may have been killed before its name was sure.
             replace_durably(self.disk, self.root / INFO, sealed(ArchiveInfo(model)))

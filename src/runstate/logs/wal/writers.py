@@ -17,7 +17,7 @@ from runstate.logs.wal.files import StreamFiles
 from runstate.logs.wal.options import WalOptions
 from runstate.logs.wal.reading import extent
 from runstate.logs.wal.writer import Gone, Writer
-from runstate.models.model import Draft, check_stream
+from runstate.models.model import Draft, check_file_stream
 
 T = TypeVar("T")
 Act = Callable[[Writer, Sequence[Draft], int | None], T]
@@ -74,7 +74,7 @@ class Writers:
             writer = self._open.get(stream)
             try:
                 if writer is None or writer.held is None:
-                    check_stream(stream)
+                    check_file_stream(stream)
                     with self.writing(stream) as writer:
                         return act(writer, drafts, expected_seq)
                 return act(writer, drafts, expected_seq)
@@ -131,7 +131,8 @@ class Writers:
             with suppress(PermissionError):
                 self._disk.sync_directory(self._root.parent)
             self._is_settled = True
-        return Writer(self._disk, files, lock_in(self._disk, files.lock), self._options, self._report)
+        lock = lock_in(self._disk, files.lock, writes_to=[files.home, files.archive])
+        return Writer(self._disk, files, lock, self._options, self._report)
 
     def _idle(self, writer: Writer) -> list[Writer]:
         """Whom to close: a stream that could not be opened or was deleted, and those beyond the bound."""

@@ -7,7 +7,6 @@ says what was attempted. The tables below are the whole truth about what is poss
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import datetime
 from typing import Any, Protocol
 
 import msgspec
@@ -16,6 +15,7 @@ from msgspec import UNSET, UnsetType
 from runstate.models.engine.events import RunEventRecord
 from runstate.models.engine.state import Attempt, RunSnapshot, Step, StepError
 from runstate.models.model import Alert
+from runstate.models.times import elapsed_ns
 
 _open_states = ("PENDING", "APPROVED", "RUNNING", "PAUSED")
 terminal_states = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
@@ -239,12 +239,11 @@ def _error(payload: dict[str, Any]) -> StepError | None:
 
 
 def _elapsed_ms(start: str | None, end: str) -> int | None:
-    """Milliseconds between two producers' clocks; None where those clocks do not allow one."""
+    """Whole milliseconds between two producers' clocks, rounded half up; None where the clocks do not allow one."""
     if start is None:
         return None
     try:
-        elapsed = datetime.fromisoformat(end) - datetime.fromisoformat(start)
+        nanoseconds = elapsed_ns(start, end)
     except ValueError:  # The year 0000, which RFC 3339 allows and Python does not know.
         return None
-    milliseconds = round(elapsed.total_seconds() * 1000)
-    return milliseconds if milliseconds >= 0 else None
+    return (nanoseconds + 500_000) // 1_000_000 if nanoseconds >= 0 else None

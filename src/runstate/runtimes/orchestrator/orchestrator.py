@@ -18,7 +18,7 @@ from runstate.errors import LogBusy, RunstateError, SnapshotTooNew, StreamNotFou
 from runstate.logs.disk import LockBusy
 from runstate.logs.target_directory import cannot_write, refuse_foreign
 from runstate.models.canonical import digest
-from runstate.models.rundir.events import Issue
+from runstate.models.rundir.events import Issue, RunCreated
 from runstate.models.rundir.state import RunDirectory
 from runstate.runtimes.orchestrator.artifacts import ArtifactFiles, own_files
 from runstate.runtimes.orchestrator.context import Context, Progress, RunCancelled, RunFailed
@@ -97,7 +97,7 @@ class Orchestrator:
         known = [node.name for node in self._graph.nodes]
         if unknown := forced - set(known):
             raise InvalidGraph(f"There is no node {min(unknown)!r} to force; there are: {', '.join(known)}")
-        if self._store.log.stream(self.run_id) is None and not self._has_snapshot():
+        if not self.exists():
             raise StreamNotFound(f"There is no run {self.run_id!r}", stream=self.run_id)
         self._check_sources()
         with self._locked():
@@ -167,8 +167,12 @@ class Orchestrator:
         finally:
             lock.release()
 
+    def exists(self) -> bool:
+        """Whether there is a run of this id, or what is left of one."""
+        return self._store.log.stream(self.run_id) is not None or self._has_snapshot()
+
     def _refuse_existing(self) -> None:
-        if self._store.log.stream(self.run_id) is not None or self._has_snapshot():
+        if self.exists():
             raise RunExists(f"There is a run {self.run_id!r} already; go on with it by resume")
         refuse_foreign(self._directory, own_files)
 
@@ -198,11 +202,11 @@ class Orchestrator:
             if not self._is_snapshot_valid():
                 self._store.snapshots.forget(self.run_id)
                 self._store.rebuild_snapshot(self.run_id)
-            created = self._store.fetch_events(self.run_id, limit=1)[0]
-            begun_with = created.payload.get("config", {}).get("graph", self._graph.name)
-            if begun_with != self._graph.name:
-                raise InvalidGraph(f"The run {self.run_id!r} was begun with the graph {begun_with!r}")
-            return created.payload.get("parameters", {}), self._store.current_state(self.run_id)
+            created = recorded_start(self._store, self.run_id)
+            graph_name = created.config.get("graph", self._graph.name)
+            if graph_name != self._graph.name:
+                raise InvalidGraph(f"The run {self.run_id!r} was started with the graph {graph_name!r}")
+            return created.parameters, self._store.current_state(self.run_id)
         except (SnapshotTooNew, InvalidGraph):
             raise
         except (RunstateError, msgspec.MsgspecError) as error:
@@ -233,6 +237,15 @@ class Orchestrator:
                 trail.emit("RUN_FAILED", {"error": {"message": message, "error_code": "SnapshotInvalid"}})
         write_failure_summary(self._directory, state, message)
         return RunFailed(message, error_code="SnapshotInvalid")
+
+
+def recorded_start(store: RunStore, run_id: str) -> RunCreated:
+    """What the first event of a run records. Whoever wrote the run directory wrote it: nothing in it is loaded.
+
+    Raises:
+        msgspec.MsgspecError: the payload does not have the shape of such an event.
+    """
+    return msgspec.convert(store.fetch_events(run_id, limit=1)[0].payload, RunCreated)
 
 
 def _close(context: Context) -> None:

@@ -11,6 +11,7 @@ import traceback
 
 import msgspec
 
+from runstate.errors import redact
 from runstate.runtimes.orchestrator.graph import Graph, InvalidGraph, load_graph
 from runstate.runtimes.orchestrator.job import Job, JobResult, JobSpec
 
@@ -72,6 +73,6 @@ def _described(error: BaseException) -> dict[str, str]:
 
 
 def _cut(text: str) -> str:
-    """Text that can be stored: not too long, and without lone surrogates."""
-    stored = text.encode("utf-8", "replace").decode()
-    return stored if len(stored) <= _text_max else f"{stored[:_text_max]}… (cut, it has {len(stored)} characters)"
+    """Text that can be stored: without secrets, not too long, and without lone surrogates."""
+    stored = redact(text[:_text_max].encode("utf-8", "replace").decode())
+    return stored if len(text) <= _text_max else f"{stored}… (cut, it has {len(text)} characters)"

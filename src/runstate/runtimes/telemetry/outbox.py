@@ -25,6 +25,7 @@ from pathlib import PurePath
 import msgspec
 
 from runstate.logs.disk import Disk, File, Lock, LockBusy, RealDisk, replace_durably, temp_target
+from runstate.models.canonical import undecodable
 from runstate.runtimes.telemetry.trouble import logger
 
 _mark = b'{"settled":'
@@ -90,7 +91,7 @@ class Outbox:
         """Keep a line that can't be delivered, with the reason; False when there is no room for it."""
         try:
             record = msgspec.json.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except undecodable:
             record = line.decode(errors="replace")
         entry = msgspec.json.encode({"reason": reason, "record": record}) + b"\n"
         try:
