@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from tests.commands import Cli
-from tests.quick_java import quick_java
 
 import runstate
 from runstate.models.engine import idempotency_key
@@ -430,20 +429,6 @@ def test_a_reader_that_has_seen_enough_is_no_error(filled: Cli, tmp_path: Path) 
     assert producer.stderr is not None
     assert b"Traceback" not in producer.stderr.read()
     producer.stderr.close()
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group("spark-commands")
-def test_the_demo_loses_nothing_says_so_and_keeps_its_files_private(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in quick_java.items():
-        monkeypatch.setenv(name, value)
-    outcome = cli("demo", "--to", "here")
-    assert outcome.code == 0
-    assert b"site-03" in Path("here/pipeline/report.html").read_bytes()
-    assert not [path for path in Path().rglob("*") if path.lstat().st_mode & 0o077]
-    assert "none twice" in outcome.err
-    assert "0 snapshots differ from a replay; 0 damaged" in outcome.err
-    assert "IDEMPOTENCY_CONTENT_MISMATCH" in outcome.out
 
 
 def test_completion_is_offered_for_the_usual_shells(tmp_path: Path) -> None:

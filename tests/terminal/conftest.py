@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.terminal.ptys import Terminal, environment
+from tests.terminal.ptys import Terminal, environment, runstate_command
 
 Start = Callable[..., Terminal]
 
@@ -30,8 +30,9 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
     started: list[Terminal] = []
 
     def begin(*arguments: str, shell: str | None = None, columns: int = columns, **env: str) -> Terminal:
-        runstate = [sys.executable, "-m", "runstate", *arguments]
-        command = runstate if shell is None else ["bash", "-c", shell.replace("runstate", " ".join(runstate))]
+        command = runstate_command(*arguments)
+        if shell is not None:
+            command = ["bash", "-c", re.sub(r"\brunstate(?= )", " ".join(command), shell)]
         directory = request.getfixturevalue("directory") if "directory" in request.fixturenames else tmp_path
         started.append(Terminal(command, directory, environment(tmp_path, **no_colour, **env), columns, rows))
         return started[-1]
