@@ -187,7 +187,9 @@ def inputs_in(directory: Path) -> dict[str, Inputs]:
         except (OSError, *undecodable) as error:
             raise NotALog(f"{path} was not written by Runstate: {error}; choose another directory") from error
         if inputs.model != path.stem:
-            raise NotALog(f"{path} was not written by Runstate: it names {inputs.model[:80]!r}; choose another directory")
+            raise NotALog(
+                f"{path} was not written by Runstate: it names {inputs.model[:80]!r}; choose another directory"
+            )
         found[inputs.model] = inputs
     return found
 
