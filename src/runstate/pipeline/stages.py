@@ -175,11 +175,7 @@ def read_inputs(directory: Path, model: str | None) -> dict[str, Inputs]:
 
 
 def inputs_in(directory: Path) -> dict[str, Inputs]:
-    """The inputs of a pipeline, by the name of the model.
-
-    Raises:
-        NotALog: a file there is not one of ours.
-    """
+    """The inputs of a pipeline, by the name of the model. NotALog: a file there is not one of ours."""
     found = {}
     for path in sorted((directory / "inputs").glob("*.json")):
         try:
