@@ -256,7 +256,7 @@ def refusals() -> Iterator[Refusals]:
             cwd=work,
             env=os.environ
             | {
-                "PYTHONPATH": os.pathsep.join(sys.path),
+                "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
                 "HOME": name,
                 "NO_COLOR": "1",
                 "XDG_CACHE_HOME": f"{name}/.cache",

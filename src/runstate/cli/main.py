@@ -30,7 +30,7 @@ from runstate.cli import (
 )
 from runstate.cli.output import prepare_streams, print_error, silence_stdout, words
 from runstate.cli.progress_display import erase_leftover
-from runstate.errors import BlobNotFound, LogDamaged, LogNotFound, RunstateError, StreamNotFound
+from runstate.errors import BlobNotFound, InvalidArgument, LogDamaged, LogNotFound, RunstateError, StreamNotFound
 from runstate.runtimes.orchestrator import RunCancelled, RunFailed
 from runstate.runtimes.session.refusals import NodeNotFound
 
@@ -128,6 +128,12 @@ def main() -> None:
     except BrokenPipeError:
         silence_stdout()
         sys.exit(0)
+    except UnicodeEncodeError as error:
+        print_error(
+            InvalidArgument.code,
+            f"{error.object[:200]!r} is not valid text. Use a UTF-8 locale (LANG=C.UTF-8), or rename what it names",
+        )
+        sys.exit(exit_usage)
     except OSError as error:
         print_error("os", str(error))
         silence_stdout()
