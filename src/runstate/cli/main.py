@@ -30,7 +30,15 @@ from runstate.cli import (
 )
 from runstate.cli.output import prepare_streams, print_error, silence_stdout, words
 from runstate.cli.progress_display import erase_leftover
-from runstate.errors import BlobNotFound, InvalidArgument, LogDamaged, LogNotFound, RunstateError, StreamNotFound
+from runstate.errors import (
+    BlobNotFound,
+    InvalidArgument,
+    LogDamaged,
+    LogNotFound,
+    RunstateError,
+    StreamNotFound,
+    redact,
+)
 from runstate.runtimes.orchestrator import RunCancelled, RunFailed
 from runstate.runtimes.session.refusals import NodeNotFound
 
@@ -46,6 +54,10 @@ class Commands(TyperGroup):
         except BrokenPipeError:
             silence_stdout()
             raise typer.Exit from None
+        except Exception as error:
+            if isinstance(shown := getattr(error, "message", None), str):
+                error.message = redact(shown)  # type: ignore[attr-defined]  # It may repeat a password that was typed.
+            raise
         except KeyboardInterrupt:
             erase_leftover()  # Also the ^C that the terminal shows.
             words.print("interrupted")
