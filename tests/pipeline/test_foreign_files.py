@@ -93,7 +93,7 @@ def test_a_model_in_a_file_names_the_directories_of_a_pipeline_and_files_of_othe
     assert {path.name for path in (tmp_path / "shop").iterdir()} <= {"order.py", "__pycache__"}
     planted = Planted(tmp_path / "out")
     place_order("second", tmp_path)
-    resume = ["pipeline", "resume", str(tmp_path / "out"), "--json", *quick]
+    resume = ["pipeline", "resume", str(tmp_path / "out"), "--model", place, "--json", *quick]
     done = subprocess.run([*runstate_command, *resume], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert '"model":"order","events":2' in done.stdout
