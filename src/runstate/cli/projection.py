@@ -284,7 +284,7 @@ def _lag_s(url: str, entry: Entry) -> float:
     if oldest is None:
         return 0.0
     if oldest.blocked_by is not None:
-        words.print(f"{entry.url}: the feed is held back by {_named(oldest.blocked_by)}; end it, and the feed goes on")
+        words.print(f"{entry.url}: the feed is held back by {_named(oldest.blocked_by)}. End it to release the feed")
     return max(0.0, (now - datetime.fromisoformat(oldest.persisted_at)).total_seconds())
 
 
