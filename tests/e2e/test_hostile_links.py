@@ -113,7 +113,7 @@ def test_projected_rows_are_not_written_through_a_link(scene: Scene) -> None:
     assert scene.run("project", "sqlite:log.db", "--to", "parquet:rows").code == 2
 
 
-@pytest.mark.parametrize("place", ["inputs", "inputs/engine.json", "events", "runs", ".spark", "spark.log", ".lock"])
+@pytest.mark.parametrize("place", ["inputs", "inputs/engine.json", "events", "runs", "spark.log", ".lock"])
 def test_a_pipeline_that_has_links_inside_is_not_resumed(scene: Scene, place: str) -> None:
     fill("sqlite:log.db", "engine")
     inputs = {"model": "engine", "urls": ["sqlite:log.db"], "directory": str(scene.here / "out"), "versions": {}}

@@ -34,7 +34,7 @@ def alone_in(directory: Path) -> Iterator[None]:
     try:
         with writing_to(directory):
             make_directories(RealDisk(), directory)
-            refuse_links(RealDisk(), *(directory / name for name in _own))
+            refuse_links(RealDisk(), *(directory / name for name in (*_own, "spark.log")))
             refuse_links(RealDisk(), *(path for name in _own for path in (directory / name).glob("*")))
             lock = RealDisk().lock(directory / ".lock")
     except LockBusy as error:
