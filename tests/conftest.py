@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.commands import Cli, Outcome
+from typer.main import get_command
 
 from runstate.cli import main
+
+main_module = sys.modules[main.__module__]
 
 # How long Hypothesis takes to think of an example says something about the machine, nothing about the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -36,11 +41,26 @@ def _uses_a_stand_in(item: pytest.Item) -> bool:
     return not used.isdisjoint(_stand_ins)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests and the commands that they start leave the state directory of the user alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@functools.cache
+def _commands() -> Any:
+    """The tree of all commands. To build it takes Typer ten times as long as most commands take."""
+    return get_command(main_module.app)
+
+
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Cli:
     """Runs a command in this process, in an empty directory: `cli("status", "r")`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(main_module, "app", _commands())
 
     def run(*arguments: str, stdin: bytes = b"") -> Outcome:
         monkeypatch.setattr(sys, "argv", ["runstate", *arguments])

@@ -6,13 +6,17 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from tests.quick_java import quick_java
 
 root = Path(__file__).parents[1]
-pages = [root / "README.md", root / "CHANGELOG.md", *sorted((root / "docs").rglob("*.md"))]
+pages = [
+    *(root / name for name in ("README.md", "SECURITY.md", "CHANGELOG.md")),
+    *sorted((root / "docs").rglob("*.md")),
+]
 _block = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _link = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
@@ -21,8 +25,8 @@ def _blocks(page: Path, *languages: str) -> list[str]:
     return [code for language, code in _block.findall(page.read_text()) if language in languages]
 
 
-_run_elsewhere = ("make ", ". .venv/", "runstate demo", "runstate pipeline warm")
-"""The demo has a test of its own in tests/e2e/test_cli.py; the others, `make test` itself has run before this."""
+_run_elsewhere = ("make ", ". .venv", "runstate demo", "runstate pipeline warm")
+"""The demo has a test of its own in tests/terminal/test_demo.py; the others, `make test` itself has run before this."""
 
 
 def _runnable(page: Path) -> bool:
@@ -71,10 +75,20 @@ def _run(command: list[str], directory: Path) -> None:
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("page", pages, ids=lambda p: str(p.relative_to(root)))
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in _link.findall(page.read_text()):
-        assert (page.parent / target).exists(), target
+def _broken_links(page: Path) -> list[str]:
+    text = page.read_text()
+    broken = [found for found in _link.finditer(text) if not (page.parent / found[1]).exists()]
+    return [f"{page}:{text.count(chr(10), 0, found.start()) + 1}: {found[1]} does not exist" for found in broken]
+
+
+def test_links_lead_somewhere() -> None:
+    assert not [broken for page in pages for broken in _broken_links(page)]
+
+
+def test_a_broken_link_is_reported_with_its_line(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("[here](page.md#part) and [web](https://example.org)\n[nowhere](gone.md)\n")
+    assert _broken_links(page) == [f"{page}:2: gone.md does not exist"]
 
 
 def test_every_command_is_documented() -> None:
@@ -93,6 +107,16 @@ def test_every_command_is_documented() -> None:
                 for option in parameter.opts:
                     if option.startswith("--") and option != "--help":
                         assert option in page, f"{name} {option}"
+
+
+def test_the_limits_in_the_threat_model_are_those_of_the_code() -> None:
+    rows = re.findall(
+        r"^\| .+ \| ([\d,]+)[^|]* \| `([\w.]+)` \|$", (root / "docs/security.md").read_text(), re.MULTILINE
+    )
+    assert len(rows) > 10
+    for value, place in rows:
+        module, _, name = place.rpartition(".")
+        assert getattr(import_module(f"runstate.{module}"), name) == int(value.replace(",", "")), place
 
 
 def test_every_make_target_is_explained() -> None:

@@ -9,7 +9,8 @@ from threading import Lock
 
 import msgspec
 
-from runstate.models.model import Alert, AlertSink
+from runstate.logs.log import AppendResult
+from runstate.models.model import Alert, AlertSink, Draft
 
 _logger = logging.getLogger("runstate.alerts")
 
@@ -60,3 +61,14 @@ class AlertBook:
 
 def log_alert(alert: Alert) -> None:
     _logger.warning("%s", msgspec.json.encode(alert).decode())
+
+
+def content_mismatch(stream: str, draft: Draft, result: AppendResult) -> Alert:
+    """The alert for a draft whose key stands for other content in the stream. The first content stays."""
+    return Alert(
+        code="IDEMPOTENCY_CONTENT_MISMATCH",
+        level="P2",
+        subject=stream,
+        event_id=draft.event_id,
+        details={"key": draft.key, "type": draft.type, "storedEventId": result.event_id, "storedSeq": result.seq},
+    )

@@ -12,7 +12,7 @@ from hashlib import sha256
 
 import msgspec
 
-from runstate.errors import BlobNotFound, InvalidUrl, LogDamaged, StreamNotFound
+from runstate.errors import BlobNotFound, InvalidUrl, LogDamaged, StreamNotFound, shown_url
 from runstate.logs.log import Capability, EventLog, Record, blob_refs, refuse
 
 page_events = 500
@@ -42,7 +42,7 @@ def check_apart(source_url: str, target_url: str) -> None:
     Raises:
         InvalidUrl: both name one log.
     """
-    if source_url == target_url or _is_same_file(source_url, target_url):
+    if shown_url(source_url) == shown_url(target_url) or _is_same_file(source_url, target_url):
         raise InvalidUrl(f"{target_url[:80]!r} is the source itself; copy to another place")
 
 

@@ -11,14 +11,13 @@ from typing import Any
 import msgspec
 
 from runstate.alerts import log_alert
-from runstate.errors import InvalidPosition, ModelFailed, RunstateError, Unsupported
+from runstate.errors import InvalidPosition, ModelFailed, RunstateError, Unsupported, shown_url
 from runstate.logbook import Entry, Logbook
 from runstate.logs.log import Capability, EventLog
-from runstate.logs.registry import shown_url
 from runstate.logs.waiting import wait_for_more
 from runstate.models.canonical import digest
 from runstate.models.model import Alert, AnyModel
-from runstate.projector import Projector
+from runstate.projector import Projector, measuring
 from runstate.sinks import Sink, StoreSink
 from runstate.store import Store
 
@@ -118,6 +117,7 @@ class Follower:
         self._sink = sink_of(store, aside_name(self._entry))
         self._before = self._entry
         self._away_since: float | None = None
+        self._noting = threading.RLock()
         self.events = 0
         """How many events it has taken in so far."""
         self.projector = self._projector()
@@ -138,8 +138,9 @@ class Follower:
             RunstateError: the log or the sink has refused; what the sink has stays.
         """
         before = self.events
-        while self._poll():
-            pass
+        with measuring(self._measure):
+            while self._poll():
+                pass
         return self.events - before
 
     def run(self, stop: threading.Event) -> None:
@@ -148,25 +149,33 @@ class Follower:
         Raises:
             RunstateError: one that no retry can mend.
         """
-        while not stop.is_set():
-            try:
-                if not self._poll() and not stop.is_set():
-                    self._wait()
-                self._is_back()
-            except RunstateError as error:
-                if not error.retryable:
-                    raise
-                self._is_away(error)
-                stop.wait(heartbeat_s)
+        with measuring(self._measure):
+            while not stop.is_set():
+                try:
+                    if not self._poll() and not stop.is_set():
+                        self._wait()
+                    self._is_back()
+                except RunstateError as error:
+                    if not error.retryable:
+                        raise
+                    self._is_away(error)
+                    stop.wait(heartbeat_s)
 
     def note(self) -> None:
         """Put down how it is."""
-        made = self.projector
-        self._entry = Entry(
-            *(self._entry.url, self._entry.model, self._entry.version, self._entry.is_aside, made.position),
-            *(self._before.events + made.events, self._before.resyncs + made.resyncs, len(made.stale()), made.lag_s),
-        )
-        self._book.note(self._entry)
+        with self._noting:
+            made, entry = self.projector, self._entry
+            self._entry = Entry(
+                *(entry.url, entry.model, entry.version, entry.is_aside, made.position),
+                *(self._before.events + made.events, self._before.resyncs + made.resyncs),
+                *(len(made.stale()), made.lag_s),
+            )
+            self._book.note(self._entry)
+
+    def _measure(self) -> None:
+        """Measure the lag and put it down, beside the loop that projects."""
+        self.projector.measure()
+        self.note()
 
     def _poll(self) -> int:
         try:
@@ -175,8 +184,9 @@ class Follower:
             # Another log is at that place now, or this one from an older backup. To read it again changes nothing that
             # is right already.
             _logger.warning("%s: %s; it is projected from its beginning", self._entry.url, error)
-            self._entry = Entry(*(self._entry.url, self._entry.model, self._entry.version, self._entry.is_aside))
-            self._before, self.projector = self._entry, self._projector()
+            with self._noting:
+                self._entry = Entry(*(self._entry.url, self._entry.model, self._entry.version, self._entry.is_aside))
+                self._before, self.projector = self._entry, self._projector()
             events = self.projector.poll()
         self.events += events
         if events:
@@ -186,10 +196,11 @@ class Follower:
         return events
 
     def _switch(self) -> None:
-        self._sink.switch()
-        self._book.drop(self._entry)
-        self._entry = Entry(*(self._entry.url, self._entry.model, self._entry.version), False, self._entry.position)
-        self.note()
+        with self._noting:
+            self._sink.switch()
+            self._book.drop(self._entry)
+            self._entry = Entry(*(self._entry.url, self._entry.model, self._entry.version), False, self._entry.position)
+            self.note()
         _logger.warning("%s: switched over to version %d of the model", self._entry.url, self._entry.version)
 
     def _wait(self) -> None:

@@ -6,24 +6,29 @@ that it can be read with any tool while it is written; losing it loses no snapsh
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import Literal
+from typing import Any, Literal
 from uuid import uuid4
 
 import msgspec
 
-from runstate.errors import InvalidUrl, LogBusy, LogFailed, LogNotFound, NotALog
-from runstate.logs.disk import LockBusy, RealDisk
+from runstate.errors import InvalidUrl, LogBusy, LogFailed, LogNotFound, NotALog, shown_url
+from runstate.logs.disk import LockBusy, RealDisk, make_directories
 from runstate.logs.log import Position, now
-from runstate.logs.registry import shown_url
+from runstate.logs.permissions import denial, is_writable, not_writable
+from runstate.logs.sqlite.readers import ReadOnlyReaders, can_write
+from runstate.logs.target_directory import check_target
 from runstate.models.model import Alert
 
 file_name = "logbook.db"
+_own_files = re.compile(r"logbook\.lock|\.lock|logbook\.db-(wal|shm|journal)")
+_busy_timeout_s = 10.0
 _application_id = 0x52734C62  # "RsLb"
 _schema = """
 CREATE TABLE IF NOT EXISTS logs (
@@ -75,6 +80,16 @@ class RaisedAlert(msgspec.Struct, frozen=True, rename="camel"):
     cleared_at: str | None
 
 
+def check_state(directory: Path) -> None:
+    """Check that a projector may keep its state in a directory.
+
+    Raises:
+        NotALog: something else is there.
+        LogFailed: it cannot be read or written.
+    """
+    check_target(directory, _own_files, has_marker=(directory / file_name).exists())
+
+
 class Logbook:
     """The logbook of one projector. Threads may share it."""
 
@@ -82,27 +97,30 @@ class Logbook:
         """
         Raises:
             LogNotFound: it is not there, and `create` is false.
-            NotALog: a file of that name is no logbook.
-            LogFailed: the directory cannot be made or written.
+            NotALog: a file of that name is no logbook, or the directory holds something else.
+            NotWritable: it is to be written, and this process may only read it.
+            LogFailed: it cannot be opened.
         """
         self.path = directory / file_name
         self.is_after_restart = False
         """Whether the machine has been restarted since this logbook was last kept: what was not flushed may be lost."""
-        if not create and not self.path.exists():
+        if create:
+            check_state(directory)
+        elif not self.path.exists():
             raise LogNotFound(f"No projector keeps its logbook in {directory}; start one with 'runstate project'")
-        try:
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=10)
-        except (OSError, sqlite3.Error) as error:
-            raise LogFailed(f"The logbook {self.path} cannot be opened: {error}") from error
         self._lock = Lock()
+        is_read_only = not create and not can_write(self.path)
+        self._connection = None if is_read_only else _connected(self.path)
+        self._readers = ReadOnlyReaders(self.path, _busy_timeout_s) if is_read_only else None
+        ((found,),) = self._query("PRAGMA application_id")
+        ((tables,),) = self._query("SELECT count(*) FROM sqlite_master")
+        if found != _application_id and (tables or is_read_only):
+            raise NotALog(f"{self.path} is no logbook of a projector; it was left untouched")
+        if is_read_only:
+            return
         with self._used() as connection:
             # A position that a power cut takes back costs a second look at some events, and nothing else.
             connection.execute("PRAGMA synchronous = NORMAL")
-            (found,) = connection.execute("PRAGMA application_id").fetchone()
-            (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            if found != _application_id and tables:
-                raise NotALog(f"{self.path} is no logbook of a projector; it was left untouched")
             if not tables:
                 connection.executescript(f"PRAGMA journal_mode = WAL; PRAGMA application_id = {_application_id};")
                 connection.executescript(_schema)
@@ -124,6 +142,10 @@ class Logbook:
                 boot = _boot()
                 connection.execute("INSERT INTO sink SELECT ?, ? WHERE NOT EXISTS (SELECT 1 FROM sink)", (sink, boot))
                 found, last_boot = connection.execute("SELECT name, boot FROM sink").fetchone()
+                # Earlier versions wrote … in the place of a password. Such a log is projected again from its start.
+                for (url,) in connection.execute("SELECT DISTINCT url FROM logs").fetchall():
+                    if url != shown_url(url):
+                        connection.execute("DELETE FROM logs WHERE url = ?", (url,))
             if found != sink:
                 raise InvalidUrl(f"The logbook {self.path} is that of a projector to {found}; choose another --state")
             self.is_after_restart = last_boot != boot
@@ -142,8 +164,7 @@ class Logbook:
         return found[0] if found else None
 
     def entries(self) -> list[Entry]:
-        with self._used() as connection:
-            rows = connection.execute(f"SELECT {_columns} FROM logs ORDER BY url, is_aside").fetchall()  # noqa: S608
+        rows = self._query(f"SELECT {_columns} FROM logs ORDER BY url, is_aside")  # noqa: S608
         return [Entry(url, model, version, bool(aside), *rest) for url, model, version, aside, *rest in rows]
 
     def drop(self, entry: Entry) -> None:
@@ -173,12 +194,11 @@ class Logbook:
         """All alerts, the oldest first."""
         columns = "code, level, subject, event_id, details, raised_at, cleared_at"
         wanted = "WHERE cleared_at IS NULL" if open_only else ""
-        with self._used() as connection:
-            rows = connection.execute(f"SELECT {columns} FROM alerts {wanted} ORDER BY raised_at, alert_id")  # noqa: S608
-            return [
-                RaisedAlert(code, level, subject, event_id, msgspec.Raw(details.encode()), *times)
-                for code, level, subject, event_id, details, *times in rows
-            ]
+        rows = self._query(f"SELECT {columns} FROM alerts {wanted} ORDER BY raised_at, alert_id")  # noqa: S608
+        return [
+            RaisedAlert(code, level, subject, event_id, msgspec.Raw(details.encode()), *times)
+            for code, level, subject, event_id, details, *times in rows
+        ]
 
     def open_alerts(self) -> list[Alert]:
         return [
@@ -194,22 +214,57 @@ class Logbook:
 
     def alert_counts(self) -> tuple[Counter[str], Counter[str]]:
         """How many alerts of each code there were, and how many of them are open."""
-        with self._used() as connection:
-            counted = connection.execute("SELECT code, count(*), sum(cleared_at IS NULL) FROM alerts GROUP BY code")
-            rows = counted.fetchall()
+        rows = self._query("SELECT code, count(*), sum(cleared_at IS NULL) FROM alerts GROUP BY code")
         return Counter({code: all_ for code, all_, _ in rows}), Counter({code: open_ for code, _, open_ in rows})
 
     def close(self) -> None:
         with self._lock:
-            self._connection.close()
+            for opened in (self._connection, self._readers):
+                if opened is not None:
+                    opened.close()
+
+    def _query(self, query: str) -> list[Any]:
+        if self._readers is None:
+            with self._used() as connection:
+                return connection.execute(query).fetchall()
+        try:
+            return self._readers.run(lambda connection: connection.execute(query).fetchall())
+        except sqlite3.DatabaseError as error:
+            raise LogFailed(f"The logbook {self.path} refused: {error}") from error
 
     @contextmanager
     def _used(self) -> Iterator[sqlite3.Connection]:
+        """The connection that writes.
+
+        Raises:
+            NotWritable: this process may only read the logbook.
+        """
+        if self._connection is None:
+            raise not_writable(self.path)
         try:
             with self._lock:
                 yield self._connection
         except sqlite3.DatabaseError as error:
             raise LogFailed(f"The logbook {self.path} refused: {error}") from error
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    """
+    Raises:
+        NotWritable, LogFailed: the file cannot be created or written.
+    """
+    try:
+        make_directories(RealDisk(), path.parent)
+        if not is_writable(path.parent) or (path.exists() and not is_writable(path)):
+            raise not_writable(path)
+        if not path.exists():
+            # Made here: SQLite would make it readable by all, and its other files have the mode of this one.
+            RealDisk().open(path, create=True).close()
+        return sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=_busy_timeout_s)
+    except OSError as error:
+        raise denial(error) or LogFailed(f"The logbook {path} cannot be opened: {error}") from error
+    except sqlite3.Error as error:
+        raise LogFailed(f"The logbook {path} cannot be opened: {error}") from error
 
 
 def _boot() -> str:

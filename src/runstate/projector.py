@@ -10,17 +10,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
 
-from runstate.errors import InvalidEvent, InvalidJson, RunstateError
+from runstate.errors import RunstateError
 from runstate.logs.log import Position, Record, now
+from runstate.logs.pending import Blocker, oldest_pending
 from runstate.models.model import Alert
 from runstate.sinks import Projected, Sink, StoreSink
-from runstate.store import Store
+from runstate.store import Store, translate_model_errors
 
 _logger = logging.getLogger("runstate.projector")
 
@@ -30,6 +32,9 @@ lag_high_s = 5.0
 """Further behind than this raises `PROJECTOR_LAG_HIGH`."""
 lag_resync_s = 10.0
 """Events older than this are not applied one by one: their stream is read from the log to its end."""
+
+measure_s = 1.0
+"""How often the lag is measured beside the loop that projects."""
 
 _states_max = 10_000
 """States held in memory; a stream whose state was let go starts again from its row in the sink."""
@@ -89,6 +94,9 @@ class Projector:
     def poll(self) -> int:
         """Project the next page of the feed, and whatever is STALE. Returns how many events came."""
         page = self._store.log.feed(after=self.position, limit=self._page_events)
+        if page.records:
+            # Before projecting: a sink that takes long, or hangs, must not hide how old these events are.
+            self._measured(self._age_s(page.records[0].persisted_at))
         self.project(page.records)
         self.position = page.next
         self.heartbeat()
@@ -132,7 +140,7 @@ class Projector:
                 # Without a gap below the watermark, this is only an event that was applied before.
                 projection.late = projection.applied < projection.watermark
                 projection.status = "STALE" if projection.late else "LIVE"
-            elif self._age_s(record) > lag_resync_s:
+            elif self._age_s(record.persisted_at) > lag_resync_s:
                 projection.status = "STALE"
             else:
                 fresh.append(record)
@@ -168,25 +176,48 @@ class Projector:
 
     def run(self, stop: threading.Event, *, interval_s: float = 0.2) -> None:
         """Poll until told to stop. A log or a sink that is away for a while is waited for; the lag says how long."""
-        while not stop.is_set():
-            try:
-                events = self.poll()
-            except RunstateError as error:
-                if not error.retryable:
-                    raise
-                events = 0
-                self.waited()
-            if events == 0:
-                stop.wait(interval_s)
+        with measuring(self.measure):
+            while not stop.is_set():
+                try:
+                    events = self.poll()
+                except RunstateError as error:
+                    if not error.retryable:
+                        raise
+                    events = 0
+                    self.waited()
+                if events == 0:
+                    stop.wait(interval_s)
 
     # --- lag -----------------------------------------------------------------------------------------------
 
     def heartbeat(self) -> float:
-        """Measure the lag, also when nothing moves. `PROJECTOR_LAG_HIGH` is raised once, and cleared."""
-        waiting = self._store.log.feed(after=self.position, limit=1).records
-        if not waiting:
+        """Measure the lag, also when nothing moves or while another thread projects.
+
+        `PROJECTOR_LAG_HIGH` is raised once, and cleared. If an open transaction holds the feed back,
+        `PROJECTOR_FEED_BLOCKED` names its session.
+        """
+        oldest = oldest_pending(self._store.log, self.position)
+        if oldest is None:
             self._caught_up_at = self._clock()
-        return self._measured(self._age_s(waiting[0]) if waiting else 0.0)
+        lag_s = 0.0 if oldest is None else self._age_s(oldest.persisted_at)
+        blocker = None if oldest is None or lag_s <= lag_high_s else oldest.blocked_by
+        blocked = self._blocked_by(blocker)
+        if blocker is None:
+            self._store.alerts.clear(blocked.alert_id)
+        else:
+            self._store.alerts.raise_once(blocked)
+        return self._measured(lag_s)
+
+    def _blocked_by(self, blocker: Blocker | None) -> Alert:
+        details = {} if blocker is None else msgspec.to_builtins(blocker)
+        return Alert(code="PROJECTOR_FEED_BLOCKED", level="P2", subject=self._lag_high.subject, details=details)
+
+    def measure(self) -> float:
+        """The lag, whether the log answers or not."""
+        try:
+            return self.heartbeat()
+        except RunstateError:  # The loop that projects meets the same error, and reports it.
+            return self.waited()
 
     def waited(self) -> float:
         """The lag where the log does not answer: nobody knows better than how long ago all was projected."""
@@ -200,9 +231,9 @@ class Projector:
             self._store.alerts.clear(self._lag_high.alert_id)
         return lag_s
 
-    def _age_s(self, record: Record) -> float:
-        """How long ago a record was stored; a clock that was set back makes it zero, never negative."""
-        return max(0.0, (self._clock() - datetime.fromisoformat(record.persisted_at)).total_seconds())
+    def _age_s(self, persisted_at: str) -> float:
+        """How long ago an event was stored; a clock that was set back makes it zero, never negative."""
+        return max(0.0, (self._clock() - datetime.fromisoformat(persisted_at)).total_seconds())
 
     # --- one stream ----------------------------------------------------------------------------------------
 
@@ -221,7 +252,8 @@ class Projector:
 
     def stale(self) -> list[str]:
         """The streams that wait for a resync."""
-        return [projection.stream for projection in self._projections.values() if projection.status == "STALE"]
+        # A copy: another thread measures while this one projects.
+        return [projection.stream for projection in list(self._projections.values()) if projection.status == "STALE"]
 
     def _restore(self, projection: Projection) -> None:
         model, row = self._store.model, self._sink.load(projection.stream)
@@ -236,12 +268,10 @@ class Projector:
         stream = projection.stream
         try:
             # Taken out while it is folded: should that fail half way, nobody goes on with half a state.
-            state = self._store.model.fold(self._states.pop(stream), lines, self._store.alerts.raise_once)
-        except BaseException as error:
+            with translate_model_errors(self._store.model, stream):
+                state = self._store.model.fold(self._states.pop(stream), lines, self._store.alerts.raise_once)
+        except BaseException:
             self._forget(stream)
-            if isinstance(error, InvalidEvent | InvalidJson):
-                hint = f"is {self._store.model.name!r} the right model for {stream!r}?"
-                raise type(error)(f"{error}; {hint}", **error.details) from error
             raise
         projection.watermark = watermark
         projection.applied += len(lines)
@@ -316,6 +346,27 @@ class Projector:
         self._projections.pop(stream, None)
         self._states.pop(stream, None)
         self._changed.pop(stream, None)
+
+
+@contextmanager
+def measuring(measure: Callable[[], object]) -> Iterator[None]:
+    """Call `measure` every second, from a thread of its own, while the block runs.
+
+    The loop that projects may be stuck, in the log or in the sink: then this is what notices, and raises the alert.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(measure_s):
+            measure()
+
+    thread = threading.Thread(target=watch, name="runstate-lag", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _gap(record: Record, expected: int) -> Alert:

@@ -34,9 +34,8 @@ from runstate.logs.archive.log import ArchiveLog
 from runstate.logs.archive.packs import ArchivedRun, Unfit, encode_line
 from runstate.logs.archive.reading import Contents, Copy, is_intact
 from runstate.logs.archive.writing import PackWriter, settle
+from runstate.logs.directories import DirectoryLog
 from runstate.logs.log import Capability, EventLog, Record, StreamInfo
-from runstate.logs.ndjson.beside import files_beside
-from runstate.logs.ndjson.log import NdjsonLog
 from runstate.models.model import AnyModel
 from runstate.store import Store
 
@@ -228,9 +227,9 @@ class Archiver:
         for finding in self._log.verify(info.stream):
             if finding.severity == "damage":
                 raise LogDamaged(f"{finding.code}: {finding.message}", stream=info.stream, seq=finding.seq)
-        if self._archiving.keep or self._archiving.discard_files or not isinstance(self._log, NdjsonLog):
+        if self._archiving.keep or self._archiving.discard_files or not isinstance(self._log, DirectoryLog):
             return
-        if files := files_beside(self._log, info.stream):
+        if files := self._log.files_beside(info.stream):
             raise Unfit(
                 f"The run's directory holds {', '.join(files[:3])}, which an archive does not keep: move it elsewhere, "
                 "copy the run with --keep, or give the files up with --discard-files",

@@ -1,7 +1,7 @@
 """Snapshots kept up to date with the appends: with every one, every n events, or never.
 
-A snapshot is a convenience. It may be behind the log, it is never ahead of it, and whatever goes wrong with it is an
-alert, not a failure of the append that it follows. Mere contention is not even that: the next append makes it good.
+A stored snapshot may be behind the log, after a kill or under contention. It is never ahead of it, and it is brought up
+to date by the next append or read. What goes wrong with it is an alert, not a failure of the append that it follows.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from contextlib import suppress
 from threading import Lock
 from typing import Any, Generic
 
+import msgspec
+
 from runstate.alerts import AlertBook
-from runstate.errors import LogBusy, StreamNotFound, Truncated
+from runstate.errors import LogBusy, RunstateError, StreamNotFound, Truncated
 from runstate.logs.log import EventLog, StoredSnapshot, StreamInfo, begins_after
 from runstate.models.canonical import digest
 from runstate.models.model import Alert, Model, S
@@ -33,6 +35,15 @@ class _Kept(Generic[S]):
         """Of the line at `seq`; empty where there is none: at the beginning, or below what a compacted log holds."""
 
 
+class StoredState(msgspec.Struct, Generic[S], frozen=True):
+    """A snapshot as it is stored."""
+
+    state: S
+    seq: int
+    behind: int
+    """How far the log is ahead of it: the difference of their last seqs."""
+
+
 class Snapshots(Generic[S]):
     """The snapshots of one model in one log."""
 
@@ -46,17 +57,33 @@ class Snapshots(Generic[S]):
         self._fold_locks = [Lock() for _ in range(64)]
 
     def stored(self, stream: str) -> StoredSnapshot | None:
-        """What is on file, if this version of the model wrote it. Another version's state is discarded.
+        """The stored snapshot, if its bytes still have their digest and this version of the model wrote it.
 
-        Where the log was compacted there are no events to rebuild it from: then the model upgrades it, if it can.
+        Another version's state is discarded. Where the log was compacted there are no events to rebuild it from: then
+        the model upgrades it, if it can.
         """
         stored = self._log.load_snapshot(stream, self._model.name)
-        if stored is None or stored.version == self._model.version:
+        if stored is None:
+            return None
+        is_current = stored.version == self._model.version
+        if not is_current and not begins_after(self._log, stream):
+            return None
+        if not stored.is_intact:
+            self._alerts.raise_once(_damaged(stream, stored))
+            return None
+        if is_current:
             return stored
-        body = self._model.upgrade(stored.version, stored.body) if begins_after(self._log, stream) else None
+        body = self._model.upgrade(stored.version, stored.body)
         return (
             None if body is None else StoredSnapshot(stored.model, self._model.version, stored.seq, digest(body), body)
         )
+
+    def save_current(self, stream: str, state: S, seq: int) -> None:
+        """Save a state that a reader had to bring up to date, so that the next one need not. A reader may lack the
+        permission to write, or meet a writer: then the stored snapshot stays behind, and the answer is still right."""
+        if self._every:
+            with suppress(RunstateError):
+                self.keep(stream, state, seq)
 
     def of(self, state: S, seq: int) -> StoredSnapshot:
         body = self._model.dump(state)
@@ -68,8 +95,11 @@ class Snapshots(Generic[S]):
             self._log.save_snapshot(stream, self.of(state, seq))
 
     def appended(self, stream: str, lines: Sequence[tuple[int, bytes]]) -> None:
-        """Bring the snapshot up to date with events that were just stored: their seq, and their line."""
-        if not self._every or not lines:
+        """Bring the snapshot up to date with events that were just stored: their seq, and their line.
+
+        Without lines, the append was a retry: an earlier one may have been killed before it saved the snapshot.
+        """
+        if not self._every:
             return
         try:
             with self._fold_locks[hash(stream) % len(self._fold_locks)]:
@@ -87,20 +117,25 @@ class Snapshots(Generic[S]):
         if info is None:
             return
         kept = self._state(stream, info)
-        last = lines[-1][0]
+        last = lines[-1][0] if lines else info.last_seq
         if kept.seq >= last:
-            return  # Another thread, whose append came later, was here first and has folded this one too.
+            # Another thread, whose append came later, was here first and has folded this one too.
+            self._save_if_due(stream, kept)
+            return
         fold, alert = self._model.fold, self._alerts.raise_once
-        if lines[0][0] == kept.seq + 1 and len(lines) == last - kept.seq:
+        if lines and lines[0][0] == kept.seq + 1 and len(lines) == last - kept.seq:
             kept.state = fold(kept.state, [line for _, line in lines], alert)
         else:
             kept.state = fold(kept.state, self._log.lines(stream, after_seq=kept.seq, until_seq=last), alert)
-        kept.seq, kept.line_digest = last, digest(lines[-1][1])
-        if last - kept.saved_seq >= self._every:
-            # Whoever holds the stream now is about to append to it, and this handle's next append saves what is due.
+        kept.seq, kept.line_digest = last, digest(lines[-1][1]) if lines else self._line_digest(stream, last)
+        self._save_if_due(stream, kept)
+
+    def _save_if_due(self, stream: str, kept: _Kept[S]) -> None:
+        if kept.seq - kept.saved_seq >= self._every:
+            # Contention: this handle's next append, or the next read, brings the stored snapshot up to date.
             with suppress(LogBusy):
-                self.keep(stream, kept.state, last)
-                kept.saved_seq = last
+                self.keep(stream, kept.state, kept.seq)
+                kept.saved_seq = kept.seq
 
     def _state(self, stream: str, info: StreamInfo) -> _Kept[S]:
         with self._kept_lock:
@@ -138,6 +173,11 @@ class Snapshots(Generic[S]):
         return (
             "".join(digest(line) for line in self._log.lines(stream, after_seq=seq - 1, until_seq=seq)) if seq else ""
         )
+
+
+def _damaged(stream: str, stored: StoredSnapshot) -> Alert:
+    details = {"seq": stored.seq, "model": stored.model}
+    return Alert(code="SNAPSHOT_DAMAGED", level="P2", subject=stream, event_id=stored.digest, details=details)
 
 
 def _failed(stream: str, error: Exception) -> Alert:

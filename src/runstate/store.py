@@ -1,7 +1,7 @@
 """A log read through a model: append typed events, read them back, and see the state they fold into.
 
 This is the contract of a run state store. `append_event` may always be retried; `project_snapshot` is the truth
-from the log; `get_snapshot` is what was last kept of it, which may be behind and may be None.
+from the log; `get_snapshot` is the same state, from the stored snapshot and what came after it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, Self, TypedDict, Unpack, overload
 
 import msgspec
 
-from runstate.alerts import AlertBook
+from runstate.alerts import AlertBook, content_mismatch
 from runstate.changes import Change, changes
 from runstate.errors import (
     EventTooLarge,
@@ -28,30 +28,17 @@ from runstate.errors import (
     Truncated,
 )
 from runstate.logs.log import AppendResult, EventLog, StoredSnapshot, begins_after, check_after, now
+from runstate.logs.pairing import model_for
 from runstate.logs.registry import open_log
 from runstate.models.engine.events import RunEventRecord
 from runstate.models.engine.model import EngineEvent, EngineModel
 from runstate.models.engine.state import RunSnapshot
-from runstate.models.model import Alert, AlertSink, AnyModel, Draft, E, Model, S, W
-from runstate.models.registry import find_model
+from runstate.models.model import AlertSink, AnyModel, Draft, E, Model, S, W
 from runstate.producer import RunProducer
-from runstate.snapshots import Snapshots
+from runstate.snapshots import Snapshots, StoredState
 
 event_bytes_default = 1024 * 1024
 """An event larger than this is refused unless the store was opened with another limit."""
-
-_paired_models = {"ndjson": "rundir", "segments": "session", "wal": "daemon"}
-"""The models that have a log of their own; all others are kept in databases, like the engine's."""
-
-
-def default_model(url: str) -> str:
-    """The name of the model that goes with the log at a URL. An archive says itself what it holds."""
-    scheme = url.partition(":")[0]
-    if scheme == "archive":
-        from runstate.logs.archive.log import archived_model  # Nobody else needs to load it.
-
-        return archived_model(url)
-    return _paired_models.get(scheme, "engine")
 
 
 class StoreOptions(TypedDict, total=False):
@@ -88,10 +75,9 @@ def open(
     if it is not there, unless `create` is false. The options are those of `StoreOptions`.
 
     Raises:
-        InvalidUrl, UnknownModel, LogNotFound, NotALog, LogTooNew, LogFailed: nothing was opened or changed.
+        InvalidUrl, UnknownModel, ModelMismatch, LogNotFound, NotALog, LogTooNew, LogFailed: nothing was changed.
     """
-    model = default_model(url) if model is None else model
-    found = find_model(model) if isinstance(model, str) else model
+    found = model_for(url, model)
     log = open_log(url, create=create)
     try:
         return Store(log, found, **options)
@@ -207,9 +193,21 @@ class Store(Generic[W, E, S]):
         return [self.model.decode(record.body) for record in self.log.read(stream, after_seq=after_seq, limit=limit)]
 
     def get_snapshot(self, stream: str) -> S | None:
-        """The snapshot that is on file, or None. It may be behind the log; it is never ahead of it."""
+        """The state now: the stored snapshot, brought up to date with the log. None if there is no such stream."""
+        if (info := self.log.stream(stream)) is None:
+            return None
         stored = self.snapshots.stored(stream)
-        return None if stored is None else self.model.load(stored.body)
+        if stored is not None and stored.seq == info.last_seq:
+            return self.model.load(stored.body)
+        state = self._state_at(stream, info.last_seq, stored)
+        self.snapshots.save_current(stream, state, info.last_seq)
+        return state
+
+    def stored_snapshot(self, stream: str) -> StoredState[S] | None:
+        """The snapshot as it is stored, and how far it is behind the log. None if none is stored."""
+        if (info := self.log.stream(stream)) is None or (stored := self.snapshots.stored(stream)) is None:
+            return None
+        return StoredState(self.model.load(stored.body), stored.seq, info.last_seq - stored.seq)
 
     def project_snapshot(self, stream: str) -> S:
         """The state, folded from the log alone; from its snapshot on, where the log was compacted.
@@ -303,7 +301,7 @@ class Store(Generic[W, E, S]):
             results = self.log.append(stream, drafts, expected_seq=expected_seq)
         for draft, result in zip(drafts, results, strict=True):
             if result.mismatch:
-                self.alerts.raise_once(_mismatch(stream, draft, result))
+                self.alerts.raise_once(content_mismatch(stream, draft, result))
         self.snapshots.appended(stream, self._new_lines(stream, drafts, results))
         return results
 
@@ -347,26 +345,17 @@ class Store(Generic[W, E, S]):
             state = self.model.fold(state, [line])
         return seq
 
-    def _state_at(self, stream: str, until_seq: int | None) -> S:
-        """The state after `until_seq`, or at the end: the snapshot on file brought up to there, if it is not beyond."""
-        stored = self.snapshots.stored(stream)
+    def _state_at(self, stream: str, until_seq: int | None, stored: StoredSnapshot | None = None) -> S:
+        """The state after `until_seq`, or at the end: the stored snapshot brought up to there, if it is not beyond."""
+        stored = stored or self.snapshots.stored(stream)
         if stored is None or (until_seq is not None and stored.seq > until_seq):
             return self._fold(self.model.initial(stream), stream, 0, until_seq)
         return self._fold(self.model.load(stored.body), stream, stored.seq, until_seq)
 
     def _fold(self, state: S, stream: str, after_seq: int, until_seq: int | None) -> S:
         # Looking back raises no alerts: whoever folded these events first has raised them.
-        try:
+        with translate_model_errors(self.model, stream):
             return self.model.fold(state, self.log.lines(stream, after_seq=after_seq, until_seq=until_seq))
-        except (InvalidEvent, InvalidJson) as error:
-            raise type(error)(f"{error}; is {self.model.name!r} the right model?", **error.details) from error
-        except RunstateError:
-            raise
-        except Exception as error:
-            raise ModelFailed(
-                f"The model {self.model.name!r} cannot fold the stream {stream!r}: {error!r}; is it the right model?",
-                stream=stream,
-            ) from error
 
     def _seq_at(self, stream: str, at: datetime | str) -> int:
         """The last seq that was stored by a time. A prefix, even if the authority's clock once went backwards."""
@@ -381,6 +370,26 @@ class Store(Generic[W, E, S]):
 
 
 @contextmanager
+def translate_model_errors(model: AnyModel, stream: str) -> Iterator[None]:
+    """Turn whatever a model raises while it folds a stream into an error of ours.
+
+    Raises:
+        InvalidEvent, InvalidJson, ModelFailed: with the name of the model.
+    """
+    try:
+        yield
+    except (InvalidEvent, InvalidJson) as error:
+        raise type(error)(f"{error}; is {model.name!r} the right model?", **error.details) from error
+    except RunstateError:
+        raise
+    except Exception as error:
+        raise ModelFailed(
+            f"The model {model.name!r} cannot fold the stream {stream!r}: {error!r}; is it the right model?",
+            stream=stream,
+        ) from error
+
+
+@contextmanager
 def _index_in_batch(numbered: list[tuple[int, Draft]]) -> Iterator[None]:
     """Turn the index of a refused draft within its stream into its index within the whole batch."""
     try:
@@ -388,13 +397,3 @@ def _index_in_batch(numbered: list[tuple[int, Draft]]) -> Iterator[None]:
     except InvalidTransition as error:
         error.details["index"] = numbered[error.details["index"]][0]
         raise
-
-
-def _mismatch(stream: str, draft: Draft, result: AppendResult) -> Alert:
-    return Alert(
-        code="IDEMPOTENCY_CONTENT_MISMATCH",
-        level="P2",
-        subject=stream,
-        event_id=draft.event_id,
-        details={"key": draft.key, "type": draft.type, "storedEventId": result.event_id, "storedSeq": result.seq},
-    )

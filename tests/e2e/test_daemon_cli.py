@@ -20,6 +20,7 @@ import pytest
 from tests.commands import Cli
 from tests.unit.runtimes.daemon_places import until
 
+import runstate
 from runstate.errors import AppendOutcomeUnknown
 from runstate.models.daemon import DAEMON
 from runstate.runtimes.daemon import Client, Daemon, DaemonAway, socket_name
@@ -346,3 +347,23 @@ def test_a_tail_that_follows_sees_what_comes(place: Path) -> None:
             second = json.loads(tail.stdout.readline())
             tail.kill()
     assert [first["event"]["item_id"], second["event"]["item_id"]] == ["i1", "i2"]
+
+
+def test_nothing_that_was_pushed_steers_the_terminal(cli: Cli) -> None:
+    steering = "\x1b]0;pwned\x07\x9b2J\u202e\r"
+    data = json.dumps({"note": steering}, ensure_ascii=False)
+    assert cli("queue", "push", "d", f"builds{steering}", data, "--id", f"item{steering}").code == 0
+    taken = cli("queue", "take", "d", f"builds{steering}", "--worker", f"w{steering}", "--start")
+    shown = [cli("queue", "list", "d", f"builds{steering}"), cli("queue", "stats", "d"), cli("daemon", "state", "d")]
+    for outcome in (taken, *shown):
+        assert outcome.code == 0
+        assert not set(steering) - set("]0;pwned2J") & set(outcome.out + outcome.err)
+        assert "\\u001b]0;pwned\\u0007\\u009b2J\\u202e\\u000d" in outcome.out
+
+
+def test_ids_with_control_characters_do_not_steer_the_terminal_in_streams(cli: Cli) -> None:
+    with runstate.open("sqlite:runs.db") as store:
+        store.run("r-\u202e\x9b", tenant="t\x1b[2J", plan="p").started()
+    outcome = cli("streams", "sqlite:runs.db")
+    assert not {"\u202e", "\x9b", "\x1b"} & set(outcome.out)
+    assert "r-\\u202e\\u009b" in outcome.out

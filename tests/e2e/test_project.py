@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -48,6 +49,7 @@ def following(directory: Path, *arguments: str) -> Iterator[subprocess.Popen[str
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
     )
     try:
         yield process
@@ -139,18 +141,28 @@ def test_a_live_table_shows_the_lag_until_it_is_interrupted(tmp_path: Path) -> N
     watching = subprocess.Popen(
         command("lag", url, "--state", "state", "--watch"),
         cwd=tmp_path,
-        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "COLUMNS": "200"},
     )
     try:
         until(lambda: Path(f"/proc/{watching.pid}/status").exists() and _catches_interrupts(watching.pid))
         watching.send_signal(signal.SIGINT)
-        told = watching.communicate(timeout=wait_s)[1]
+        told = watching.communicate(timeout=wait_s)[0]
     finally:
         watching.kill()
     assert watching.returncode == 0
     assert "fleet.db" in told
+
+
+def test_a_row_is_printed_as_soon_as_it_is_projected(tmp_path: Path) -> None:
+    url = f"sqlite:{tmp_path}/fleet.db"
+    append(url, 0)
+    with following(tmp_path, url, "--to", "console") as process:
+        assert process.stdout is not None
+        assert select.select([process.stdout], [], [], wait_s)[0]
+        assert process.poll() is None
+        assert os.read(process.stdout.fileno(), 1000).startswith(b"engine-0-")
 
 
 def _catches_interrupts(pid: int) -> bool:

@@ -250,7 +250,7 @@ def test_urls_that_differ_in_their_secrets_alone_are_refused() -> None:
 
 def test_a_password_does_not_get_into_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runstate.pipeline.live.open_feed", lambda url: MemoryLog())
-    assert list(reader("postgresql://u:geheim@h/db").initialOffset()) == ["postgresql://u:…@h/db"]
+    assert list(reader("postgresql://u:geheim@h/db").initialOffset()) == ["postgresql://u@h/db"]
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,6 @@ def test_every_line_is_an_event_or_is_quarantined_with_its_place_and_a_reason(
         "line.unfinished",
         "json.invalid",
         "event.invalid",
-        "stream.invalid",
         "event.key_mismatch",
         "event.duplicate",
         "IDEMPOTENCY_CONTENT_MISMATCH",
@@ -291,7 +290,7 @@ def test_the_order_is_that_of_the_files_whatever_order_their_lines_arrive_in(
     with table.writing():
         plan = keep_plan(table, Plan(parts, ["engine-1-0001"]))
         frame = read_view(spark, urls, "lines", plan=str(plan))
-        write_table(table, assembled(frame.mapInArrow(backwards, frame.schema), table, 2).collect(), {})
+        write_table(table, assembled(frame.mapInArrow(backwards, frame.schema), table, "engine", 2).collect(), {})
     assert snapshots(spark, tmp_path / "table") == stored_locally("engine", lines)
 
 

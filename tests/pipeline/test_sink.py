@@ -21,6 +21,7 @@ from tests.log_urls import durable_schemes, url_at
 from tests.pipeline.fleet_logs import local_snapshots, spanning_pairs
 
 from runstate.errors import InvalidUrl, LogBusy, RunstateError, Unsupported
+from runstate.logs.pairing import default_model
 from runstate.logs.registry import open_log
 from runstate.models.engine import ENGINE
 from runstate.pipeline import sink
@@ -28,7 +29,6 @@ from runstate.pipeline.failures import PipelineFailed, readable
 from runstate.pipeline.sink import Appended, ContentMismatch, EventWriter, append_events
 from runstate.pipeline.source import register
 from runstate.pipeline.views import InvalidOption
-from runstate.store import default_model
 from runstate.store import open as open_store
 
 text = StructType([StructField("body", StringType())])

@@ -161,7 +161,7 @@ def test_damage_is_reported_whatever_is_asked_for(spark: SparkSession, tmp_path:
     ("options", "told"),
     [
         ({}, "Say where the log is"),
-        ({"url": "nonsense:x"}, "names no log"),
+        ({"url": "nonsense:x"}, "is not a log URL"),
         ({"url": "sqlite:/nowhere/at/all.db"}, "There is no file /nowhere/at/all.db"),
         ({"url": "sqlite:x", "view": "nonsense"}, "There is no view 'nonsense'; there are: events"),
         ({"url": "sqlite:x", "model": "nonsense"}, "nonsense"),

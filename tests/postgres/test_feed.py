@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
+import psycopg
 import pytest
+from tests.commands import Cli
 from tests.postgres.sessions import Session, late_commits_held, somebody_waits_for, until
+from tests.postgres_server import plain_and_schema
 
+import runstate
 from runstate.cli import events as commands
 from runstate.conformance.claims.feeds import check_complete
 from runstate.conformance.notes import followed, keys, notes
@@ -18,6 +23,8 @@ from runstate.conformance.threads import meanwhile, race_all
 from runstate.logs.log import Position, Record
 from runstate.logs.postgres import PostgresLog
 from runstate.logs.waiting import wait_for_more
+from runstate.models.model import Alert
+from runstate.projector import Projector
 
 Opened = Callable[[], PostgresLog]
 
@@ -183,3 +190,51 @@ def test_tail_prints_at_once_what_is_appended(
     assert time.monotonic() - began < for_ever_s / 2
     out: Sequence[bytes] = capsysbinary.readouterr().out.split(b"\n")
     assert [b'"key":"a"' in out[0], b'"key":"b"' in out[1]] == [True, True]
+
+
+# --- a transaction that holds the feed back ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def blocker(url: str, log: PostgresLog) -> Iterator[Session]:
+    """A session in another database of the server, with a write transaction that it does not end."""
+    plain, _ = plain_and_schema(url)
+    with psycopg.connect(plain, dbname="template1", application_name="nightly-etl") as connection:
+        connection.execute("SELECT pg_current_xact_id()")
+        yield connection
+
+
+def test_the_lag_of_a_feed_that_is_held_back_shows_and_the_alert_names_the_session(url: str, blocker: Session) -> None:
+    alerts: list[Alert] = []
+    with runstate.open(url, snapshot_every=0, on_alert=alerts.append) as store:
+        store.run("r-1", tenant="t", plan="p").started()
+        projector = Projector(store, clock=lambda: datetime.now(UTC) + timedelta(seconds=8))
+        assert projector.poll() == 0
+        assert projector.lag_s >= 8
+        blocked, high = sorted(alerts, key=lambda alert: alert.code)
+        assert (blocked.code, high.code) == ("PROJECTOR_FEED_BLOCKED", "PROJECTOR_LAG_HIGH")
+        assert blocked.details["pid"] == blocker.info.backend_pid
+        assert (blocked.details["application"], blocked.details["database"]) == ("nightly-etl", "template1")
+        assert blocked.details["ageS"] >= 0
+        blocker.rollback()
+        assert projector.poll() == 1
+        assert (projector.lag_s, store.alerts.active()) == (0.0, [])
+
+
+def test_the_lag_command_names_the_session_that_holds_the_feed_back(url: str, blocker: Session, cli: Cli) -> None:
+    assert cli("project", url, "--state", "state").code == 0
+    with runstate.open(url) as store:
+        store.run("r-1", tenant="t", plan="p").started()
+    outcome = cli("lag", url, "--state", "state", "--json")
+    assert outcome.rows[0]["lagS"] > 0
+    assert f"pid {blocker.info.backend_pid}" in outcome.err
+    assert "nightly-etl" in outcome.err
+
+
+def test_a_feed_that_nothing_holds_back_has_no_blocker(log: PostgresLog) -> None:
+    assert log.oldest_pending(None) is None
+    log.append("s", notes("a"))
+    pending = log.oldest_pending(None)
+    assert pending is not None
+    assert pending.blocked_by is None
+    assert log.oldest_pending(log.feed().next) is None

@@ -132,3 +132,18 @@ def test_a_url_that_makes_no_sense_is_refused(bad: str) -> None:
     with pytest.raises(InvalidUrl) as found:
         open_url(bad.replace("://h", "://me:secret@h"))
     assert "secret" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "password", ["p@geheim", "p/geheim", "geheim/p", "p?geheim", "p#geheim", "geheim#p", "\uff0fgeheim"]
+)
+def test_a_password_that_is_not_escaped_is_refused_with_what_to_write(password: str) -> None:
+    with pytest.raises(InvalidUrl, match="%40") as found:
+        open_url(f"postgresql://me:{password}@127.0.0.1:1/db")
+    assert "geheim" not in _all_words(found.value)
+
+
+@pytest.mark.parametrize("hosts", ["127.0.0.1:1,127.0.0.1:2", "[::1]:1", "%2Fnowhere"])
+def test_every_way_of_naming_hosts_reaches_the_driver(hosts: str) -> None:
+    with pytest.raises(LogFailed, match="cannot be reached"):
+        open_url(f"postgresql://me:a%40b@{hosts}/db")

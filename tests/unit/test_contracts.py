@@ -554,9 +554,9 @@ def functions_in(path: Path) -> set[str]:
     return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
 
 
-@pytest.mark.parametrize(("file", "name"), named_tests, ids=lambda part: part)
-def test_a_test_that_the_table_of_rules_names_is_there(file: str, name: str) -> None:
-    assert name in functions_in(root / file)
+def test_the_tests_that_the_table_of_rules_names_exist() -> None:
+    assert named_tests
+    assert [f"{file}::{name}" for file, name in named_tests if name not in functions_in(root / file)] == []
 
 
 def test_the_table_of_rules_names_every_test_of_a_rule() -> None:
@@ -564,15 +564,12 @@ def test_the_table_of_rules_names_every_test_of_a_rule() -> None:
     assert of_rules - {name for _, name in named_tests} == set()
 
 
-@pytest.mark.parametrize(
-    "section",
-    [
-        *("v1 §1", "v1 §2.1", "v1 §2.2", "v1 §2.3", "v1 §3.2", "v1 §4", "v1 §4.1", "v1 §4.2", "v1 §5", "v1 §5.1"),
-        *("v1 §5.2", "v1 §6", "v2 §2", "v2 §3.1", "v2 §3.2", "v2 §3.3", "v2 §3.4", "v2 §4"),
-    ],
-)
-def test_the_table_of_rules_covers_every_section_that_lays_down_a_rule(section: str) -> None:
-    assert re.search(rf"^\| {section} \|", (root / "docs/contracts.md").read_text(), re.MULTILINE)
+def test_the_table_of_rules_covers_every_section_that_lays_down_a_rule() -> None:
+    v1 = ["1", "2.1", "2.2", "2.3", "3.2", "4", "4.1", "4.2", "5", "5.1", "5.2", "6"]
+    v2 = ["2", "3.1", "3.2", "3.3", "3.4", "4"]
+    sections = {*(f"v1 §{number}" for number in v1), *(f"v2 §{number}" for number in v2)}
+    covered = set(re.findall(r"^\| (v[12] §[\d.]+) \|", (root / "docs/contracts.md").read_text(), re.MULTILINE))
+    assert sections - covered == set()
 
 
 def test_every_rule_that_needs_a_store_is_tested_on_sqlite_and_postgres() -> None:

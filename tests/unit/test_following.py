@@ -6,14 +6,16 @@ import logging
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import runstate
+from runstate import projector
 from runstate.contracts import EngineStore
 from runstate.errors import LogBusy, LogClosed, LogFailed, ModelFailed, Unsupported
 from runstate.following import Follower
@@ -22,6 +24,7 @@ from runstate.logs.log import FeedPage, Position
 from runstate.logs.saving import SavingLog
 from runstate.metrics import serve_metrics
 from runstate.models.engine import ENGINE, EngineModel, RunEventWrite
+from runstate.sinks import Projected, StoreSink
 
 Write = Callable[..., RunEventWrite]
 wait_s = 20
@@ -267,12 +270,17 @@ def test_a_new_version_is_projected_aside_and_switched_to_when_it_has_caught_up(
         assert follower._poll() == 2
         # Readers of the version before see what they saw.
         assert is_projected(store, "r-1", "r-2")
-        assert [(entry.version, entry.is_aside) for entry in book.entries()] == [(1, False), (2, True)]
+        assert [(entry.version, entry.is_aside) for entry in book.entries()] == [
+            (ENGINE.version, False),
+            (Newer.version, True),
+        ]
         # Killed here, the next one goes on aside.
         follower = Follower(url, newer, book, page_events=2)
         assert follower.catch_up() == 2
         assert is_projected(newer, "r-1", "r-2")
-        assert [(entry.version, entry.is_aside, entry.events) for entry in book.entries()] == [(2, False, 4)]
+        assert [(entry.version, entry.is_aside, entry.events) for entry in book.entries()] == [
+            (Newer.version, False, 4)
+        ]
         newer.append_events(notes(write, 4))
         assert Follower(url, newer, book).catch_up() == 1
         assert is_projected(newer, "r-1", "r-2")
@@ -311,3 +319,35 @@ def test_a_port_that_is_taken_is_told(book: Logbook) -> None:
             serve_metrics(book, port)
     finally:
         stop()
+
+
+# --- a sink that hangs -----------------------------------------------------------------------------------------------
+
+
+class HangingSink(StoreSink):
+    """Hangs in `keep` until it is let go."""
+
+    def __init__(self, store: EngineStore) -> None:
+        super().__init__(store.log, store.model.name)
+        self.entered, self.let_go = threading.Event(), threading.Event()
+
+    def keep(self, rows: Sequence[Projected]) -> None:
+        self.entered.set()
+        assert self.let_go.wait(wait_s)
+        super().keep(rows)
+
+
+def test_the_lag_of_a_sink_that_hangs_is_measured_raised_and_put_down(
+    url: str, store: EngineStore, book: Logbook, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(projector, "measure_s", 0.01)
+    store.append_events(notes(write, 1))
+    sink = HangingSink(store)
+    follower = Follower(url, store, book, lambda *_: sink)
+    follower.projector._clock = lambda: datetime.now(UTC) + timedelta(seconds=7)
+    with Running(follower):
+        assert sink.entered.wait(wait_s)
+        until(lambda: [alert.code for alert in book.alerts(open_only=True)] == ["PROJECTOR_LAG_HIGH"])
+        until(lambda: all(entry.lag_s > 6 for entry in book.entries()) and bool(book.entries()))
+        sink.let_go.set()
+        until(lambda: not book.alerts(open_only=True))

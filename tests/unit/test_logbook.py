@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runstate.errors import InvalidUrl, LogBusy, LogFailed, LogNotFound, NotALog
+from runstate.errors import InvalidUrl, LogBusy, LogFailed, LogNotFound, NotALog, shown_url
 from runstate.logbook import Entry, Logbook, file_name
 from runstate.logs.log import Position
 from runstate.models.model import Alert
@@ -52,7 +52,7 @@ def test_what_is_aside_has_an_entry_of_its_own(book: Logbook) -> None:
 
 def test_no_password_is_put_down(book: Logbook, tmp_path: Path) -> None:
     url = "postgresql://user:hush@127.0.0.1/db"
-    book.note(Entry("postgresql://user:…@127.0.0.1/db", "engine", 1, position=Position("1-2")))
+    book.note(Entry(shown_url(url), "engine", 1, position=Position("1-2")))
     found = book.entry(url)
     assert found is not None
     assert b"hush" not in (tmp_path / "state" / file_name).read_bytes()
@@ -138,3 +138,11 @@ def test_a_restart_of_the_machine_is_noticed_until_the_sink_was_made_good(
 
 def test_nobody_else_may_read_it(book: Logbook) -> None:
     assert stat.S_IMODE(book.path.parent.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in book.path.parent.iterdir()} == {0o600}
+
+
+def test_a_log_that_an_earlier_version_noted_with_a_hidden_password_is_projected_anew(book: Logbook) -> None:
+    book.note(Entry("postgresql://user:…@127.0.0.1/db", "engine", 1, position=Position("1-2")))
+    book.note(Entry("sqlite:a.db", "engine", 1, position=Position("7")))
+    with book.kept_for("store"):
+        assert [entry.url for entry in book.entries()] == ["sqlite:a.db"]

@@ -426,6 +426,22 @@ def test_a_run_directory_with_artifacts_is_deleted_only_if_they_are_given_up(tmp
         assert not (tmp_path / "runs" / max(over)).exists()
 
 
+@pytest.mark.parametrize(("scheme", "below"), [("ndjson", ""), ("wal", ""), ("segments", "sessions")])
+def test_a_file_that_others_put_into_a_stream_s_directory_is_deleted_only_if_it_is_given_up(
+    tmp_path: Path, scheme: str, below: str
+) -> None:
+    with open_log(f"{scheme}:{tmp_path}/log") as log:
+        over = fill(log)
+        mine = tmp_path / "log" / below / min(over) / "notes.tmp"
+        mine.write_text("precious")
+        told = archive_all(log, tmp_path / "archive")
+        assert outcomes(told) == dict.fromkeys(over, "archived") | {min(over): "refused"}
+        assert "notes.tmp" in told[min(over)].reason
+        assert mine.read_text() == "precious"
+        giving_up = msgspec.structs.replace(everything, discard_files=True)
+        assert outcomes(archive_all(log, tmp_path / "archive", giving_up)) == {min(over): "archived"}
+
+
 def test_a_log_that_cannot_delete_is_only_copied_from(tmp_path: Path) -> None:
     class Lasting(MemoryLog):
         capabilities = MemoryLog.capabilities - {Capability.DELETE}

@@ -285,12 +285,57 @@ def test_another_store_goes_on_counting_from_the_snapshot_on_file(open_store: Op
     assert (seqs, same_as_replay(other)) == ([3, 3, 6], True)
 
 
-def test_a_retry_alone_keeps_no_snapshot(open_store: Open, write: Write) -> None:
+def test_a_retry_saves_the_snapshot_that_a_killed_append_did_not(open_store: Open, write: Write) -> None:
     store = open_store(snapshot_every=0)
     store.append_event(write())
     other = runstate.Store(store.log, ENGINE)
     other.append_event(write())
-    assert stored_seq(other) is None
+    assert stored_seq(other) == 1
+
+
+def test_a_read_saves_the_snapshot_that_a_killed_append_did_not(open_store: Open, write: Write) -> None:
+    store = open_store(snapshot_every=0)
+    store.append_events(a_run(write))
+    other = runstate.Store(store.log, ENGINE)
+    found = other.get_snapshot("r-1")
+    assert found is not None
+    assert (found.status, stored_seq(other)) == ("COMPLETED", 4)
+
+
+def test_a_read_heals_a_snapshot_that_contention_left_behind(
+    open_store: Open, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store()
+    store.append_event(write())
+
+    def refuse(stream: str, snapshot: StoredSnapshot) -> None:
+        raise LogBusy
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.log, "save_snapshot", refuse)
+        store.append_event(write("RunCompleted"))
+        assert stored_seq(store) == 1
+        found = store.get_snapshot("r-1")
+        assert found is not None
+        assert found.status == "COMPLETED"
+    store.get_snapshot("r-1")
+    assert stored_seq(store) == 2
+    assert same_as_replay(store)
+
+
+def test_a_snapshot_that_was_changed_is_not_believed_and_raises_an_alert(open_store: Open, write: Write) -> None:
+    alerts: list[Alert] = []
+    store = open_store(on_alert=alerts.append)
+    store.append_events(a_run(write))
+    stored = store.snapshots.stored("r-1")
+    assert stored is not None
+    edited = stored.body.replace(b"COMPLETED", b"FAILED")
+    store.log.save_snapshot("r-1", msgspec.structs.replace(stored, body=edited))
+    found = store.get_snapshot("r-1")
+    assert found is not None
+    assert found.status == "COMPLETED"
+    assert [alert.code for alert in alerts] == ["SNAPSHOT_DAMAGED"]
+    assert same_as_replay(store)
 
 
 def test_a_negative_number_of_events_is_refused(open_store: Open) -> None:
@@ -305,15 +350,28 @@ def test_a_store_that_could_not_be_made_leaves_nothing_running(tmp_path: Path) -
     assert set(threading.enumerate()) <= before
 
 
-def test_get_snapshot_gives_what_is_on_file(open_store: Open, write: Write) -> None:
+def test_stored_snapshot_gives_what_is_stored_and_how_far_it_is_behind(open_store: Open, write: Write) -> None:
     store = open_store(snapshot_every=2)
     store.append_event(write())
-    assert store.get_snapshot("r-1") is None
+    assert store.stored_snapshot("r-1") is None
     store.append_event(write("RunPaused"))
     store.append_event(write("RunResumed"))
-    kept = store.get_snapshot("r-1")
-    assert kept is not None
-    assert (kept.status, kept.last_event_seq) == ("PAUSED", 2)
+    stored = store.stored_snapshot("r-1")
+    assert stored is not None
+    assert (stored.state.status, stored.seq, stored.behind) == ("PAUSED", 2, 1)
+
+
+def test_get_snapshot_is_never_behind_the_log(open_store: Open, write: Write) -> None:
+    store = open_store(snapshot_every=2)
+    for kind, status in (("RunStarted", "RUNNING"), ("RunPaused", "PAUSED"), ("RunResumed", "RUNNING")):
+        store.append_event(write(kind))
+        found = store.get_snapshot("r-1")
+        assert found is not None
+        assert found.status == status
+
+
+def test_get_snapshot_of_a_stream_that_is_not_there_is_none(open_store: Open) -> None:
+    assert open_store().get_snapshot("r-1") is None
 
 
 def test_project_snapshot_reads_the_log_alone(open_store: Open, write: Write) -> None:
@@ -331,7 +389,7 @@ def test_there_is_nothing_to_project_of_a_stream_that_is_not_there(open_store: O
 def test_a_snapshot_of_another_version_of_the_model_is_not_read(open_store: Open, write: Write) -> None:
     store = open_store()
     store.append_events(a_run(write))
-    assert runstate.Store(store.log, NewerEngine()).get_snapshot("r-1") is None
+    assert runstate.Store(store.log, NewerEngine()).stored_snapshot("r-1") is None
 
 
 def test_a_snapshot_of_another_version_is_rebuilt_from_the_whole_log(open_store: Open, write: Write) -> None:
@@ -341,7 +399,7 @@ def test_a_snapshot_of_another_version_is_rebuilt_from_the_whole_log(open_store:
     newer.append_event(write("Note"))
     stored = newer.snapshots.stored("r-1")
     assert stored is not None
-    assert (stored.version, stored.seq, stored == newer.fresh_snapshot("r-1")) == (2, 5, True)
+    assert (stored.version, stored.seq, stored == newer.fresh_snapshot("r-1")) == (NewerEngine.version, 5, True)
 
 
 def test_an_older_version_of_the_model_may_write_again(open_store: Open, write: Write) -> None:
@@ -1054,6 +1112,6 @@ def test_two_models_keep_their_snapshots_apart(open_store: Open, write: Write) -
     store = open_store()
     store.append_event(write())
     audit = runstate.Store(store.log, Audit())
-    assert audit.get_snapshot("r-1") is None
+    assert audit.stored_snapshot("r-1") is None
     audit.append_event(write("RunPaused"))
     assert stored_seq(store) == 1

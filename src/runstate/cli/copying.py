@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from runstate.cli.options import AsJson
 from runstate.cli.output import counted, words, write_json, write_line
-from runstate.copying import Advance, check_apart, check_target, copy_stream
-from runstate.errors import AppendOutcomeUnknown, LogClosed, LogFull, RunstateError, StreamNotFound
+from runstate.cli.progress_display import showing
+from runstate.copying import check_apart, check_target, copy_stream
+from runstate.errors import AppendOutcomeUnknown, LogClosed, LogFull, NotWritable, RunstateError, StreamNotFound
 from runstate.logs.log import EventLog
 from runstate.logs.registry import open_log
 
@@ -22,7 +21,9 @@ _ends_all = (LogClosed, LogFull, AppendOutcomeUnknown)
 
 def copy(
     source: Annotated[str, typer.Argument(help="The log to copy from.", show_default=False)],
-    target: Annotated[str, typer.Argument(help="The log to copy to; it is made if need be.", show_default=False)],
+    target: Annotated[
+        str, typer.Argument(help="The log to copy to. It is created if the place is new or empty.", show_default=False)
+    ],
     stream: Annotated[
         list[str] | None, typer.Option("--stream", "-s", help="Only this stream. May be given several times.")
     ] = None,
@@ -38,16 +39,19 @@ def copy(
         for name in stream or ():
             if from_log.stream(name) is None:
                 raise StreamNotFound(f"There is no stream {name!r} in the source", stream=name)
-        with open_log(target) as to_log, _bar(from_log, stream) as advance:
+        with open_log(target) as to_log, showing("copying", unit="events") as progress:
             check_target(to_log)
             for name in _names(from_log, stream):
+                progress.doing = f"copying {name}"
                 try:
-                    copied = copy_stream(from_log, to_log, name, advance)
+                    copied = copy_stream(from_log, to_log, name, progress.advance)
                 except _ends_all:
                     raise
                 except StreamNotFound:  # Deleted since it was listed; or its first append was never finished.
                     continue
                 except RunstateError as error:  # One stream that cannot be copied does not keep the others from it.
+                    if isinstance(error, NotWritable) and not done:
+                        raise  # Nor can any other be written, as a rule: say it once.
                     failed += 1
                     if as_json:
                         write_json({"stream": name, **error.as_data()})
@@ -72,17 +76,3 @@ def _names(log: EventLog, streams: list[str] | None) -> Iterator[str]:
         return
     for head in log.heads(versions=False):
         yield head.stream
-
-
-@contextmanager
-def _bar(log: EventLog, streams: list[str] | None) -> Iterator[Advance]:
-    """A bar of events on a terminal; elsewhere nothing moves."""
-    if not words.is_terminal:
-        yield lambda events: None
-        return
-    only = set(streams or ())
-    total = sum(head.weight for head in log.heads() if not only or head.stream in only)
-    columns = (SpinnerColumn(), TextColumn("copying"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=words, transient=True) as bar:
-        task = bar.add_task("copying", total=total)
-        yield lambda events: bar.advance(task, events)

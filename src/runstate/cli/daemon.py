@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Event
 from typing import Annotated, Any
@@ -19,9 +20,9 @@ from runstate.cli.event_rows import record_writer
 from runstate.cli.options import AsJson, Limit
 from runstate.cli.output import words, write_json, write_line
 from runstate.cli.tables import write_table
-from runstate.errors import AppendOutcomeUnknown, LogNotFound, RunstateError, Truncated
+from runstate.errors import AppendOutcomeUnknown, LogNotFound, RunstateError, Truncated, shown_url
 from runstate.logs.log import Record
-from runstate.logs.registry import open_log, shown_url
+from runstate.logs.registry import open_log
 from runstate.models.daemon import DAEMON, MaterializedState, scoped
 from runstate.models.daemon.events import default_daemon
 from runstate.runtimes.daemon import Client, Daemon, Server, socket_name
@@ -115,7 +116,7 @@ def tail(
 ) -> None:
     """Print the daemon's events in order, as rows on a terminal, else as JSON records."""
     write_records = record_writer(DAEMON, as_json, with_stream=False)
-    with _log_of(place, name) as read:
+    with _log_of(place, name) as read, _ended_by_interrupt() if follow else nullcontext():
         seq = max(0, read.seq - limit) if after is None else after
         left: int | None = None if follow else limit
         while left is None or left > 0:
@@ -135,6 +136,15 @@ def tail(
                 time.sleep(0.1)
 
 
+@contextmanager
+def _ended_by_interrupt() -> Iterator[None]:
+    """Ctrl-C is the normal end of the block. What the terminal shows for it gets a line of its own."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        words.print()
+
+
 @app.command("checkpoint")
 def checkpoint(place: Place, name: Name = default_daemon, as_json: AsJson = False) -> None:
     """Keep the state on file, and drop the events that are no longer needed. Writers go on meanwhile."""
@@ -152,7 +162,7 @@ def compact(place: Place, name: Name = default_daemon, as_json: AsJson = False) 
 @app.command("verify")
 def verify(place: Place, as_json: AsJson = False) -> None:
     """Look for damage in the daemon's log and snapshots. Exit code 1 when there is some."""
-    integrity.verify(url_of(place), None, as_json)
+    integrity.verify(url_of(place), None, DAEMON.name, as_json)
 
 
 @app.command("repair")
@@ -162,7 +172,7 @@ def repair(
     as_json: AsJson = False,
 ) -> None:
     """Make a damaged log writable again: what is intact stays, and the damaged file is kept beside it."""
-    integrity.repair(url_of(place), None, dry_run, as_json)
+    integrity.repair(url_of(place), None, dry_run, DAEMON.name, as_json)
 
 
 # --- who answers -----------------------------------------------------------------------------------------------------
@@ -190,14 +200,19 @@ def reached(place: str, name: str, *, create: bool = False) -> Iterator[Daemon |
 
 
 def _opened(place: str, name: str, create: bool) -> Daemon:
+    is_new = create and not _has_log(place)
+    daemon = Daemon.open(place, create=create, name=name, checkpoint_every_s=None)
+    if is_new:
+        words.print(f"made {shown_url(place)}: nothing was there")  # It may be a slip of the pen.
+    return daemon
+
+
+def _has_log(place: str) -> bool:
     try:
-        return Daemon.open(place, create=False, name=name, checkpoint_every_s=None)
+        open_log(url_of(place), create=False).close()
     except LogNotFound:
-        if not create:
-            raise
-    made = Daemon.open(place, name=name, checkpoint_every_s=None)
-    words.print(f"made {shown_url(place)}: nothing was there")  # It may be a slip of the pen.
-    return made
+        return False
+    return True
 
 
 def seen(place: str, name: str) -> tuple[MaterializedState, int]:
@@ -232,7 +247,7 @@ def _log_of(place: str, name: str) -> Iterator[Client | _Read]:
 
 def _connected(place: str, name: str) -> Client | None:
     path = socket_of(place, name)
-    if path is None or not path.exists():
+    if path is None or not os.path.exists(path):  # False too where the directory cannot be read.
         return None
     try:
         return Client(path)

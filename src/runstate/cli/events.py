@@ -15,14 +15,16 @@ import typer
 
 from runstate.cli.event_rows import record_writer
 from runstate.cli.options import AsJson, BytesMax, Limit, ModelName, Stream, Url, bytes_max_default, existing
-from runstate.cli.output import Overlong, numbered_lines, progress, words, write_json, write_line
+from runstate.cli.output import Overlong, numbered_lines, words, write_json, write_line
+from runstate.cli.progress_display import track
 from runstate.errors import EventTooLarge, InvalidEvent, ModelFailed, RunstateError, StreamNotFound
 from runstate.logs.log import AppendResult, Position, Record
+from runstate.logs.pairing import model_for
 from runstate.logs.record_json import event_in_record
 from runstate.logs.waiting import wait_for_more
 from runstate.models.model import AnyModel
 from runstate.models.registry import find_model, installed_models
-from runstate.store import Store, StoreOptions, default_model
+from runstate.store import Store, StoreOptions
 from runstate.store import open as open_store
 
 _batch_events = 1000
@@ -61,15 +63,15 @@ def append(
     persisted = 0
     with _seekable(file) as lines:
         # Checked in a store of no consequence, so that bad input does not even leave an empty log behind.
-        model = model or default_model(url)
-        with open_store("memory:", model, **options) as checker:
+        found = model_for(url, model)
+        with open_store("memory:", found, **options) as checker:
             count, streams = _check_all(checker, lines, event_bytes_max)
         lines.seek(0)
-        with open_store(url, model, **options) as store:
+        with open_store(url, found, **options) as store:
             for stream in sorted(streams):
                 for first in store.log.read(stream, limit=1):
                     _refuse_other_model(store.model, first)
-            for number, result in progress(_append_all(store, lines, event_bytes_max), "appending", count):
+            for number, result in track(_append_all(store, lines, event_bytes_max), "appending", count):
                 persisted += result.persisted
                 write_json(_result(store.model, result))
                 if result.mismatch:
@@ -140,7 +142,7 @@ def validate(
     found = find_model(model or "engine")
     good = bad = 0
     with _opened(file) as lines:
-        for number, line in progress(numbered_lines(lines, event_bytes_max), "checking"):
+        for number, line in track(numbered_lines(lines, event_bytes_max), "checking"):
             try:
                 _refuse_overlong(line, event_bytes_max)
                 found.check_line(event_in_record(line) or line)
@@ -162,7 +164,7 @@ def _check_all(store: Store[Any, Any, Any], lines: BinaryIO, bytes_max: int) -> 
         RunstateError: the first problem, with its line; up to twenty are told about.
     """
     count, streams, problems = 0, set[str](), list[RunstateError]()
-    for number, line in progress(numbered_lines(lines, bytes_max), "checking"):
+    for number, line in track(numbered_lines(lines, bytes_max), "checking"):
         try:
             _refuse_overlong(line, bytes_max)
             streams.add(store.check_event(_parse(store.model, line)))

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from itertools import chain
+from typing import Annotated, Any
 
 import typer
 
-from runstate.cli.options import AsJson, Url
-from runstate.cli.output import counted, progress, words, write_json, write_line
-from runstate.errors import StreamNotFound
-from runstate.logs.registry import open_log
+from runstate.cli.options import AsJson, ModelName, Url, existing
+from runstate.cli.output import counted, words, write_json, write_line
+from runstate.cli.progress_display import track
+from runstate.cli.seals import KeyFile, SealsFile, read_seals_for, seal_findings
+from runstate.errors import RunstateError, StreamNotFound, shown_url
+from runstate.logs.log import Capability, Finding
+from runstate.store import Store
+
+AnyStore = Store[Any, Any, Any]
 
 
 def verify(
@@ -17,25 +24,34 @@ def verify(
     stream: Annotated[
         str | None, typer.Argument(help="One stream; default: the whole log.", show_default=False)
     ] = None,
+    model: ModelName = None,
     as_json: AsJson = False,
+    seals_file: SealsFile = None,
+    key_file: KeyFile = None,
 ) -> None:
-    """Look for damage: missing, changed or foreign events, snapshots and blobs. Exit code 1 when there is some."""
-    damage = warnings = 0
-    with open_log(url, create=False) as log:
-        if stream is not None and log.stream(stream) is None:
-            raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-        for finding in progress(log.verify(stream), "verifying"):
+    """Look for damage: missing, changed or foreign events, snapshots and blobs, and events that cannot be folded.
+
+    Exit code 1 when there is some.
+    """
+    damage = warnings = differing = 0
+    sealed = read_seals_for(stream, seals_file, key_file)
+    with existing(url, model) as store:
+        if sealed is None:
+            _check_stream_exists(store, stream)  # A sealed stream that is gone is a finding.
+        findings = chain(_findings(store, stream), () if sealed is None else seal_findings(store.log, stream, *sealed))
+        for finding in track(findings, "verifying"):
             damage += finding.severity == "damage"
             warnings += finding.severity == "warning"
-            if as_json:
-                write_json(finding)
-            else:
-                where = ":".join(str(part) for part in (finding.stream, finding.seq) if part is not None)
-                write_line(f"{where or url}: {finding.code}: {finding.message}".encode())
-        if not damage and not warnings:
-            words.print("intact" if log.streams(limit=1) else "intact, but there is nothing in it: 0 streams")
-        else:
-            words.print(f"{damage} damaged, {counted(warnings, 'warning')}")
+            differing += finding.severity == "damage" and finding.code.startswith("seal.")
+            write_finding(finding, as_json, url)
+        is_empty = not store.log.streams(limit=1)
+    if damage or warnings:
+        words.print(f"{damage} damaged, {counted(warnings, 'warning')}")
+    else:
+        words.print("nothing to verify: the log has no streams" if is_empty else "intact")
+    if sealed is not None:
+        count = len(sealed[0])
+        words.print(f"{count - differing} of {counted(count, 'sealed stream')} unchanged since sealing")
     raise typer.Exit(1 if damage else 0)
 
 
@@ -45,19 +61,76 @@ def repair(
         str | None, typer.Argument(help="One stream; default: every damaged one.", show_default=False)
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    model: ModelName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a damaged stream writable again: what is intact stays, and the damaged file is kept beside it."""
-    done = 0
-    with open_log(url, create=False) as log:
-        if stream is not None and log.stream(stream) is None:
-            raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-        damaged = {f.stream for f in progress(log.verify(stream), "verifying") if f.severity == "damage" and f.stream}
-        for name in sorted(damaged):
-            for finding in log.repair(name, dry_run=dry_run):
-                done += 1
-                if as_json:
-                    write_json(finding)
-                else:
-                    write_line(f"{name}: {finding.code}: {finding.message}".encode())
-    words.print("nothing to repair" if not done else f"{done} {'to be done' if dry_run else 'done'}")
+    """Make damaged streams usable again: intact events stay, damaged files are set aside, snapshots are rebuilt.
+
+    Exit code 1 if damage remains that repair cannot help with.
+    """
+    done = left = 0
+    with existing(url, model) as store:
+        _check_stream_exists(store, stream)
+        damaged: dict[str | None, list[Finding]] = {}
+        for finding in track(_findings(store, stream), "verifying"):
+            if finding.severity == "damage":
+                damaged.setdefault(finding.stream, []).append(finding)
+        for name, findings in sorted(damaged.items(), key=lambda item: item[0] or ""):
+            repaired = [] if name is None else _repair_stream(store, name, findings, dry_run)
+            done += len(repaired)
+            left += not repaired
+            for finding in repaired or findings:
+                write_finding(finding, as_json, url)
+    if done:
+        words.print(f"{counted(done, 'repair')} {'to be made' if dry_run else 'made'}")
+    if left:
+        words.print("Some damage cannot be repaired here. Restore the log from a backup, or copy its intact streams")
+    if not damaged:
+        words.print("nothing to repair")
+    raise typer.Exit(1 if left else 0)
+
+
+def write_finding(finding: Finding, as_json: bool, url: str) -> None:
+    """One finding as a line."""
+    if as_json:
+        write_json(finding)
+        return
+    where = ":".join(str(part) for part in (finding.stream, finding.seq) if part is not None)
+    write_line(f"{where or shown_url(url)}: {finding.code}: {finding.message}".encode())
+
+
+def _findings(store: AnyStore, stream: str | None) -> Iterator[Finding]:
+    """What the log finds, then the streams that it finds intact and their model cannot fold."""
+    damaged = set()
+    for finding in store.log.verify(stream):
+        if finding.severity == "damage":
+            damaged.add(finding.stream)
+        yield finding
+    names = [stream] if stream is not None else (head.stream for head in store.log.heads(versions=False))
+    for name in names:
+        if name in damaged:
+            continue
+        try:
+            store.project_snapshot(name)
+        except StreamNotFound:
+            continue  # Deleted since it was listed, or its first append was never finished.
+        except RunstateError as error:
+            yield Finding(code=error.code, message=str(error), stream=name)
+
+
+def _repair_stream(store: AnyStore, name: str, findings: list[Finding], dry_run: bool) -> list[Finding]:
+    """Repair one stream. Returns what was done, or would be; nothing if there is no way."""
+    repaired: list[Finding] = []
+    if Capability.REPAIR in store.log.capabilities:
+        repaired += store.log.repair(name, dry_run=dry_run)
+    if all(finding.code.startswith("snapshot.") for finding in findings):
+        message = "The snapshot is rebuilt from the log" if dry_run else "The snapshot was rebuilt from the log"
+        if not dry_run:
+            store.rebuild_snapshot(name)
+        repaired.append(Finding(code="snapshot.rebuilt", message=message, stream=name))
+    return repaired
+
+
+def _check_stream_exists(store: AnyStore, stream: str | None) -> None:
+    if stream is not None and store.log.stream(stream) is None:
+        raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)

@@ -8,8 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from runstate.cli.output import words
+from runstate.models.model import Alert
 from runstate.models.registry import installed_models
-from runstate.store import Store, default_model, event_bytes_default
+from runstate.store import Store, event_bytes_default
 from runstate.store import open as open_store
 
 Url = Annotated[
@@ -34,8 +36,12 @@ bytes_max_default = event_bytes_default
 
 
 def existing(url: str, model: str | None) -> Store[Any, Any, Any]:
-    """A store for reading: a log that is not there is an error, not a new file."""
-    return open_store(url, model or default_model(url), create=False)
+    """A store for reading: a log that is not there is an error, not a new file, and no snapshot is saved on the way."""
+    return open_store(url, model, create=False, snapshot_every=0, on_alert=_print_alert)
+
+
+def _print_alert(alert: Alert) -> None:
+    words.print(f"alert {alert.code}: {alert.subject}", style="yellow")
 
 
 _unit_s = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}

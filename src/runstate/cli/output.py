@@ -6,18 +6,15 @@ import io
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 import msgspec
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
 from rich.text import Text
 
 from runstate.models.escaping import escape_controls
-
-T = TypeVar("T")
 
 
 class SafeConsole(Console):
@@ -116,16 +113,6 @@ def stdout_console() -> SafeConsole:
     if is_terminal():
         return SafeConsole(file=sys.stdout, markup=False, highlight=False)
     return SafeConsole(file=sys.stdout, markup=False, highlight=False, width=10_000)
-
-
-def progress(items: Iterable[T], doing: str, total: int | None = None) -> Iterator[T]:
-    """The items, with a progress bar on stderr. No bar when stderr is not a terminal."""
-    if not words.is_terminal:
-        yield from items
-        return
-    columns = (SpinnerColumn(), TextColumn(doing), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=words, transient=True) as bar:
-        yield from bar.track(items, total=total, description=doing)
 
 
 class Overlong(bytes):

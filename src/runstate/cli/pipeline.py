@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
-import signal
+import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,16 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
 
+from runstate.cli.interrupts import stop_on_signals
 from runstate.cli.options import AsJson, ModelName
 from runstate.cli.output import counted, words, write_json
+from runstate.cli.progress_display import Display, showing
 from runstate.cli.tables import write_table
-from runstate.errors import RunstateError, Unsupported
+from runstate.errors import LogFailed, RunstateError, Unsupported
+from runstate.logs.disk import RealDisk, make_directories
+from runstate.logs.target_directory import writing_to
 from runstate.models.rundir import RUNDIR, RunDirectory
 from runstate.runtimes.orchestrator import Orchestrator
-from runstate.runtimes.orchestrator.context import Progress
 from runstate.runtimes.orchestrator.pool import ProcessPool
 from runstate.store import open as open_store
 
@@ -38,7 +38,12 @@ Urls = Annotated[
     list[str],
     typer.Argument(help="Where the logs are: sqlite:PATH, postgresql://…, table:DIR, files:PATH.", show_default=False),
 ]
-To = Annotated[Path, typer.Option("--to", help="The directory to write to.", show_default=False)]
+To = Annotated[
+    Path,
+    typer.Option(
+        "--to", help="The directory to write to: new, empty, or written by this command before.", show_default=False
+    ),
+]
 Master = Annotated[
     str | None, typer.Option("--master", help="Spark's master: local[4], spark://HOST:7077, yarn. Default: local[*].")
 ]
@@ -64,32 +69,47 @@ def run(
 ) -> None:
     """Ingest, replay, audit and report, as one run. What is finished and up to date is not done again."""
     check_spark()
-    from runstate.pipeline.stages import alone_in, grouped, write_inputs
+    from runstate.pipeline.pipeline_directory import alone_in
+    from runstate.pipeline.stages import grouped, write_inputs
 
     _check_format(file_format)
-    settings, groups = _settings(master, remote, conf), grouped(urls, model)
+    settings, groups = spark_settings(master, remote, conf), grouped(urls, model)
     with alone_in(to):
-        write_inputs(to, groups, {"format": file_format})
-        _go(to, list(groups), set(force or []), settings, as_json)
+        models = write_inputs(to, groups, {"format": file_format})
+        _go(to, models, model, set(force or []), settings, as_json)
 
 
 @app.command("resume")
 def resume(
     to: Annotated[Path, typer.Argument(help="The pipeline's directory.", show_default=False)],
+    model: ModelName = None,
     force: Annotated[list[str] | None, typer.Option("--force", help="Do this stage again. May be repeated.")] = None,
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a pipeline that was interrupted, or bring a finished one up to date with its logs."""
-    check_spark()
-    from runstate.pipeline.stages import alone_in, read_inputs, write_inputs
+    """Go on with a pipeline that was interrupted, or bring a finished one up to date with its logs.
 
-    inputs, settings = read_inputs(to), _settings(master, remote, conf)
+    Passwords of URLs are not stored: set PGPASSWORD, use ~/.pgpass, or repeat `pipeline run` with the URLs.
+    """
+    check_spark()
+    from runstate.pipeline.pipeline_directory import alone_in
+    from runstate.pipeline.stages import read_inputs, write_inputs
+
+    inputs, settings = read_inputs(to, model), spark_settings(master, remote, conf)
+    groups = {name: each.urls for name, each in inputs.items()}
     with alone_in(to):
-        write_inputs(to, {name: each.urls for name, each in inputs.items()}, next(iter(inputs.values())).settings)
-        _go(to, list(inputs), set(force or []), settings, as_json)
+        try:
+            models = write_inputs(to, groups, next(iter(inputs.values())).settings)
+        except LogFailed as error:
+            if not any(url.startswith("postgresql:") for urls in groups.values() for url in urls):
+                raise
+            raise LogFailed(
+                f"{error}. Passwords are not stored in {to}: set PGPASSWORD, add the server to ~/.pgpass, or give the "
+                f"URLs again: runstate pipeline run URL --to {to}"
+            ) from error
+        _go(to, models, model, set(force or []), settings, as_json)
 
 
 @app.command("ingest")
@@ -109,12 +129,16 @@ def ingest(
     """Bring an event table up to date with logs and NDJSON files: only what is new is read, and nothing twice."""
     check_spark()
     from runstate.pipeline import jobs
+    from runstate.pipeline.origins import model_of
+    from runstate.pipeline.table import Table
 
     _check_format(file_format)
+    model_of(urls, model)  # Refused before Spark is started.
+    Table.check(to)
     with spark_for(master, remote, conf, "ingest", urls) as spark:
         done = jobs.ingest(spark, urls, to, model=model, file_format=file_format)
         if compact:
-            jobs.compact(spark, to)
+            jobs.compact(spark, to, model=model)
     tell_counts(done.counts, as_json)
     if done.counts.get("quarantined"):
         words.print(f"set aside, with reasons: runstate pipeline quarantine {to}")
@@ -154,8 +178,12 @@ def replay(
     """Bring a table of snapshots up to date: only streams with new events are folded."""
     check_spark()
     from runstate.pipeline import jobs
+    from runstate.pipeline.origins import model_of
     from runstate.pipeline.snapshot_table import snapshot_counts
+    from runstate.pipeline.table import Table
 
+    model_of(urls, model)  # Refused before Spark is started.
+    Table.check(to)
     with spark_for(master, remote, conf, "replay", urls) as spark:
         done = jobs.replay(spark, urls, to, model=model, full=full)
     streams, failed = snapshot_counts(to)
@@ -169,7 +197,9 @@ def replay(
 def audit(
     urls: Urls,
     model: ModelName = None,
-    to: Annotated[Path | None, typer.Option("--to", help="Keep the findings as Parquet in this directory.")] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Keep the findings as Parquet in this new or empty directory.")
+    ] = None,
     snapshots: Annotated[
         Path | None, typer.Option("--snapshots", help="A table of snapshots that must equal the replay.")
     ] = None,
@@ -183,7 +213,11 @@ def audit(
     """Prove a fleet: order, uniqueness, hash chains, transitions, snapshots. Exit code 1 if there is damage."""
     check_spark()
     from runstate.pipeline import audit as audits
+    from runstate.pipeline.origins import model_of
 
+    model_of(urls, model)  # Refused before Spark is started.
+    if to is not None:
+        audits.check_findings_target(to)
     with spark_for(master, remote, conf, "audit", urls) as spark:
         found = audits.audit(spark, urls, model=model, snapshots=snapshots, silent_s=silent_s, skew_s=skew_s)
         summary = audits.summary(found if to is None else audits.write(found, to))
@@ -212,49 +246,58 @@ def report(
 ) -> None:
     """Durations, failures, throughput, waits and costs of a fleet, as a page that needs nothing else."""
     check_spark()
-    from runstate.pipeline.page import render
+    from runstate.pipeline.page import check_report_target, render
     from runstate.pipeline.report import Part
     from runstate.pipeline.report import report as made
     from runstate.pipeline.stages import grouped, publish
 
     groups = grouped(urls, model)
+    check_report_target(to)
     with spark_for(master, remote, conf, "report", urls) as spark:
-        found = made(spark, [Part(each, name) for name, each in groups.items()])
-    to.mkdir(parents=True, exist_ok=True)
+        found = made(spark, [Part(each, model or name) for name, each in groups.items()])
+    with writing_to(to):
+        make_directories(RealDisk(), to)
     publish(to / "report.html", render(found))
     if as_json:
         write_json(found)
     words.print(f"report: {to / 'report.html'}")
 
 
-def _go(to: Path, models: list[str], forced: set[str], settings: Any, as_json: bool) -> None:
+def _go(to: Path, models: list[str], given: str | None, forced: set[str], settings: Any, as_json: bool) -> None:
+    """Run the stages. `models` are names; `given` is the model that the caller named, which is not recorded."""
+    from runstate.cli.pipeline_progress import PipelineProgress
     from runstate.pipeline import stages
+    from runstate.pipeline.pipeline_directory import scratch_in
+    from runstate.pipeline.progress import forget_progress
 
-    # Spark's own files go where the pipeline can remove them, also those of a Spark that was killed.
-    scratch = to / ".spark"
-    shutil.rmtree(scratch, ignore_errors=True)
-    conf = {"spark.local.dir": str(scratch.absolute()), **settings.conf}
-    os.environ[stages.spark_variable] = msgspec.json.encode(msgspec.structs.replace(settings, conf=conf)).decode()
+    os.environ.pop(stages.model_variable, None)
+    if given is not None:
+        os.environ[stages.model_variable] = stages.absolute_place(given)
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        # Spark's own files go where the pipeline can remove them, also those of a Spark that was killed.
+        scratch = stack.enter_context(scratch_in(to))
+        conf = {"spark.local.dir": str(scratch.absolute()), **settings.conf}
+        os.environ[stages.spark_variable] = msgspec.json.encode(msgspec.structs.replace(settings, conf=conf)).decode()
         store = stack.enter_context(open_store(f"ndjson:{to / 'runs'}", RUNDIR))
-        pool = ProcessPool(stages.place)
+        forget_progress(to)
+        progress = PipelineProgress(to)
+        display = stack.enter_context(Display(lambda: progress))
+        pool = ProcessPool(stages.place, display.relay())
         stack.callback(pool.close)
         graph = stages.build(models, to)
         directory = to / "runs" / stages.run_id
         orchestrator = Orchestrator(
-            graph, store, pool, stages.run_id, directory, progress=_progress(stack, to), place=stages.place
+            graph, store, pool, stages.run_id, directory, progress=progress.update, place=stages.place
         )
-        for number in (signal.SIGINT, signal.SIGTERM):
-            previous = signal.signal(number, lambda *_: orchestrator.cancelled.set())
-            stack.callback(signal.signal, number, previous)
+        stack.enter_context(stop_on_signals(orchestrator.cancelled))
         try:
             if store.log.stream(stages.run_id) is None:
                 state = orchestrator.start()
             else:
                 state = orchestrator.resume(force=forced | stages.missing_tables(to, models))
         except RunstateError:
-            words.print(f"what Spark has printed: {to / 'spark.log'}\ngo on with: runstate pipeline resume {to}")
+            again = f"runstate pipeline resume {to}" + ("" if given is None else f" --model {shlex.quote(given)}")
+            words.print(f"what Spark has printed: {to / 'spark.log'}\ngo on with: {again}")
             raise
     _tell_run(to, state, stages.outcome(directory, models), as_json)
 
@@ -273,50 +316,6 @@ def _tell_run(to: Path, state: RunDirectory, outcome: Any, as_json: bool) -> Non
     if any(each.damage for each in outcome):
         words.print("the audit has found damage; the report says what")
         raise typer.Exit(1)
-
-
-def _progress(stack: ExitStack, to: Path) -> Progress | None:
-    """A bar of the stage under way; off a terminal one line when a stage begins and when it ends."""
-    from runstate.pipeline.progress import read_progress
-
-    seen: dict[str, str] = {}
-
-    def tell(state: RunDirectory) -> None:
-        for item in state.work_items:
-            if seen.get(item.work_item_id) != item.status and item.status != "queued":
-                scope = "" if item.scope_key == "-" else f" {item.scope_key}"
-                words.print(f"{item.worker}{scope}: {item.status}")
-            seen[item.work_item_id] = item.status
-
-    if not words.is_terminal:
-        return tell
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    bar = stack.enter_context(_Watched(lambda: read_progress(to), *columns, console=words, transient=True))
-    bar.add_task("starting", total=None)
-    return tell
-
-
-class _Watched(Bar):
-    """A bar that looks at the progress of another process each time it is drawn."""
-
-    def __init__(self, look: Any, *columns: Any, **options: Any) -> None:
-        self._look = look
-        super().__init__(*columns, **options)
-
-    def get_renderables(self) -> Iterator[Any]:
-        found = self._look()
-        for task in self.tasks:
-            if found is not None:
-                if task.description != found.stage:
-                    self.reset(task.id)
-                self.update(task.id, description=found.stage, completed=found.done, total=found.total or None)
-        yield from super().get_renderables()
 
 
 def tell_counts(counts: dict[str, int], as_json: bool) -> None:
@@ -346,7 +345,7 @@ def check_spark(what: str = "The pipeline needs Spark") -> None:
         raise Unsupported(f"{what}: pip install 'runstate[spark]' ({error})") from error
 
 
-def _settings(master: str | None, remote: str | None, conf: list[str] | None) -> Any:
+def spark_settings(master: str | None, remote: str | None, conf: list[str] | None) -> Any:
     check_spark()
     from runstate.pipeline.stages import SparkSettings
 
@@ -361,17 +360,28 @@ def _settings(master: str | None, remote: str | None, conf: list[str] | None) ->
 def spark_for(
     master: str | None, remote: str | None, conf: list[str] | None, doing: str, urls: list[str]
 ) -> Iterator[SparkSession]:
-    settings = _settings(master, remote, conf)
+    """A Spark session for one job, with a display of the job's tasks."""
+    settings = spark_settings(master, remote, conf)
+    from runstate.cli.spark_interrupts import cancel_on_interrupt
+    from runstate.pipeline.progress import StageProgress, tracked
+
+    with showing(f"{doing}: starting Spark", unit="tasks") as progress:
+
+        def update(found: StageProgress) -> None:
+            progress.doing, progress.done, progress.total = found.stage, found.done, found.total
+
+        with start_spark(settings, doing, urls) as spark, cancel_on_interrupt(spark), tracked(spark, doing, update):
+            yield spark
+
+
+@contextmanager
+def start_spark(settings: Any, doing: str, urls: list[str]) -> Iterator[SparkSession]:
+    """A Spark session for one job. Ctrl-C is the caller's: Spark's own handler for it prints tracebacks."""
+    from runstate.cli.spark_interrupts import quiet_py4j
     from runstate.pipeline.session import spark_session
     from runstate.pipeline.shipping import check_cluster
 
-    with ExitStack() as stack:
-        if words.is_terminal:
-            stack.enter_context(words.status(f"{doing} on Spark"))
-        spark = stack.enter_context(
-            spark_session(
-                master=settings.master, remote=settings.remote, conf=settings.conf, app_name=f"runstate {doing}"
-            )
-        )
+    master, remote, conf = settings.master, settings.remote, settings.conf
+    with quiet_py4j(), spark_session(master=master, remote=remote, conf=conf, app_name=f"runstate {doing}") as spark:
         check_cluster(spark, doing, urls)
         yield spark

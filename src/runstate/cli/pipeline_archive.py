@@ -8,9 +8,11 @@ import typer
 
 from runstate.cli.options import AsJson, ModelName, parse_age
 from runstate.cli.output import words, write_json
-from runstate.cli.pipeline import Conf, Master, Remote, spark_for, tell_counts
+from runstate.cli.pipeline import Conf, Master, Remote, check_spark, spark_for, tell_counts
 from runstate.cli.retention import DiscardFiles, DryRun, Keep, OlderThan, To
 from runstate.cli.tables import write_table
+from runstate.logs.archive.directory import ArchiveDirectory
+from runstate.models.registry import find_model
 from runstate.retention import Archiving
 
 Url = Annotated[str, typer.Argument(help="Where the log is: sqlite:PATH, postgresql://….", show_default=False)]
@@ -34,9 +36,12 @@ def archive(
     It does what `runstate archive` does. Interrupted, simply run it again.
     """
     archiving = Archiving(before=parse_age(older_than), keep=keep, discard_files=discard_files, dry_run=dry_run)
-    with spark_for(master, remote, conf, "archive", [url]) as spark:
-        from runstate.pipeline.archive import archive as archived
+    check_spark()
+    from runstate.pipeline.archive import archive as archived
+    from runstate.pipeline.origins import model_of
 
+    ArchiveDirectory(to).check(find_model(model_of([url], model)).name)
+    with spark_for(master, remote, conf, "archive", [url]) as spark:
         done = archived(spark, url, to, archiving, model=model)
     if as_json:
         write_json(done)

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from runstate.cli.interrupts import stop_on_signals
 from runstate.cli.options import AsJson, ModelName, existing
 from runstate.cli.output import words
-from runstate.cli.pipeline import Conf, Master, Remote, check_spark, spark_for
+from runstate.cli.pipeline import Conf, Master, Remote, check_spark, spark_settings, start_spark
+from runstate.cli.progress_display import showing
 from runstate.cli.projection import (
     MetricsPort,
     State,
     To,
     Urls,
+    offer_metrics,
     reconcile,
     sink_name,
     sink_named,
     state_directory,
     tell_row,
-    told_by_signals,
 )
-from runstate.logbook import Logbook
-from runstate.metrics import serve_metrics
+from runstate.logbook import Logbook, check_state
 from runstate.projector import Projector
-from runstate.store import default_model
 
 
 def stream(
@@ -53,22 +54,20 @@ def stream(
 
     It does what `runstate project --follow` does, for feeds that are too much for one process.
     """
-    name = model or default_model(urls[0])
-    _check(urls, to, as_json)
+    check_spark()
+    from runstate.pipeline.origins import model_of
+
+    name = model_of(urls, model)
     directory = state or state_directory(urls, name)
+    _check(urls, to, directory, as_json)
     stop = threading.Event()
     with ExitStack() as stack:
-        spark = stack.enter_context(spark_for(master, remote, conf, "stream", urls))
-        stack.enter_context(told_by_signals(stop))  # Not before: Spark takes SIGINT over when it starts.
+        shown = stack.enter_context(showing("stream: starting Spark", unit="events"))
+        spark = stack.enter_context(start_spark(spark_settings(master, remote, conf), "stream", urls))
+        stack.enter_context(stop_on_signals(stop))  # Not before: Spark takes SIGINT over when it starts.
         from runstate.pipeline.stream import live_projection
 
-        book = stack.enter_context(closing(Logbook(directory)))
-        stack.enter_context(book.kept_for(sink_name(to)))
-        for url in urls if book.is_after_restart and to == "store" else ():
-            with existing(url, name) as store:
-                reconcile(Projector(store), url)
-        book.reconciled()
-
+        _reconcile(stack, directory, urls, to, name)
         projection = stack.enter_context(
             live_projection(
                 *(spark, urls, to, directory),
@@ -79,22 +78,30 @@ def stream(
                 tell=lambda row: tell_row(row, as_json),
             )
         )
-        if metrics_port is not None:
-            port, stop_serving = serve_metrics(projection.book, metrics_port)
-            stack.callback(stop_serving)
-            words.print(f"metrics: http://127.0.0.1:{port}/metrics")
+        offer_metrics(stack, projection.book, metrics_port)
         words.print(f"logbook: {directory}")
+        shown.doing = "catching up" if available_now else "following"
         while not stop.is_set() and not projection.wait(0.2):
-            pass
+            shown.done = projection.events
         projection.stop()
         events = projection.events
     words.print(f"{events} events projected")
 
 
-def _check(urls: list[str], to: str, as_json: bool) -> None:
+def _reconcile(stack: ExitStack, directory: Path, urls: list[str], to: str, model: str) -> None:
+    """Open the logbook for as long as the stack lives. After a restart of the machine, bring lost snapshots back."""
+    book = stack.enter_context(closing(Logbook(directory)))
+    stack.enter_context(book.kept_for(sink_name(to)))
+    for url in urls if book.is_after_restart and to == "store" else ():
+        with existing(url, model) as store:
+            reconcile(Projector(store), url)
+    book.reconciled()
+
+
+def _check(urls: list[str], to: str, state: Path, as_json: bool) -> None:
     """What is refused is told before Spark is started, and leaves no logbook behind."""
-    check_spark()
     sink_named(to, as_json)
+    check_state(state)
     from runstate.pipeline.live import open_feed
 
     for url in urls:

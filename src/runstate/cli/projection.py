@@ -2,46 +2,51 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.live import Live
-from rich.table import Table
 
+from runstate.cli.interrupts import stop_on_signals
 from runstate.cli.options import AsJson, ModelName, existing
 from runstate.cli.output import counted, words, write_json, write_line
 from runstate.cli.pipeline import check_spark
+from runstate.cli.progress_display import Display, Progress, Watch
 from runstate.cli.tables import write_table
-from runstate.errors import InvalidUrl, LogNotFound, RunstateError
+from runstate.errors import InvalidUrl, LogNotFound, RunstateError, shown_url
 from runstate.following import Follower, SinkOf, check_feed, store_sink
 from runstate.logbook import Entry, Logbook
-from runstate.logs.registry import open_log, shown_url
+from runstate.logs.pairing import default_model
+from runstate.logs.pending import Blocker, oldest_pending
+from runstate.logs.registry import open_log
+from runstate.logs.user_state import user_state_directory
 from runstate.metrics import serve_metrics
 from runstate.models.canonical import digest
 from runstate.projector import Projector, lag_high_s
 from runstate.sinks import Projected, Sink, TellingSink
-from runstate.store import Store, default_model
+from runstate.store import Store
 
 Urls = Annotated[list[str], typer.Argument(help="Where the logs are: sqlite:PATH, postgresql://…", show_default=False)]
 To = Annotated[
     str,
     typer.Option(
-        "--to", help="Where snapshots go: store (the log itself), parquet:DIR (versions of a table), or console."
+        "--to",
+        help="Where snapshots go: store (the log itself), parquet:DIR (versions of a table; DIR is new, empty, or such "
+        "a table), or console.",
     ),
 ]
 State = Annotated[
     Path | None,
     typer.Option(
         "--state",
-        help="The directory of the projector's logbook. Default: one for these logs in ~/.local/state/runstate.",
+        help="The directory of the projector's logbook: new, empty, or one that it has used before. "
+        "Default: one for these logs in ~/.local/state/runstate.",
         show_default=False,
     ),
 ]
@@ -51,13 +56,14 @@ MetricsPort = Annotated[
 ]
 
 watch_s = 0.5
-"""How often the live table looks."""
+"""How often `lag --watch` measures."""
 
 
 def state_directory(urls: Sequence[str], model: str) -> Path:
-    """Where the logbook of a projector of these logs is, unless it was told where."""
-    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return home / "runstate" / "projectors" / digest("\n".join([model, *sorted(urls)]).encode())[:16]
+    """Where the logbook of a projector of these logs is by default. Another password is not another place."""
+    return (
+        user_state_directory() / "projectors" / digest("\n".join([model, *sorted(map(shown_url, urls))]).encode())[:16]
+    )
 
 
 def project(
@@ -86,14 +92,12 @@ def project(
             if book.is_after_restart:
                 reconcile(followers[-1].projector, url)
         book.reconciled()
-        if metrics_port is not None:
-            port, stop_serving = serve_metrics(book, metrics_port)
-            stack.callback(stop_serving)
-            words.print(f"metrics: http://127.0.0.1:{port}/metrics")
+        offer_metrics(stack, book, metrics_port)
         words.print(f"logbook: {directory}")
-        for follower in followers:
-            follower.catch_up()
-            follower.note()
+        with _display("catching up", followers):
+            for follower in followers:
+                follower.catch_up()
+                follower.note()
         if follow:
             words.print(f"caught up: {_events(followers)}; following, Ctrl-C ends")
             _follow(followers)
@@ -102,6 +106,24 @@ def project(
 
 def _events(followers: list[Follower]) -> str:
     return counted(sum(follower.events for follower in followers), "event")
+
+
+def _display(doing: str, followers: list[Follower]) -> Display:
+    progress = Progress(doing, unit="events")
+
+    def count() -> Progress:
+        progress.done = sum(follower.events for follower in followers)
+        return progress
+
+    return Display(count)
+
+
+def offer_metrics(stack: ExitStack, book: Logbook, port: int | None) -> None:
+    """Serve Prometheus metrics until the stack is closed, if there is a port for them."""
+    if port is not None:
+        actual, stop = serve_metrics(book, port)
+        stack.callback(stop)
+        words.print(f"metrics: http://127.0.0.1:{actual}/metrics")
 
 
 def reconcile(projector: Projector, url: str) -> None:
@@ -121,6 +143,7 @@ def sink_named(to: str, as_json: bool) -> SinkOf:
     Raises:
         InvalidUrl: there is no such sink.
         Unsupported: it needs a package that is not installed.
+        NotALog, LogFailed: its directory holds something else, or cannot be written.
     """
     if to == "store":
         return store_sink
@@ -128,7 +151,11 @@ def sink_named(to: str, as_json: bool) -> SinkOf:
         return lambda store, aside: TellingSink(lambda row: tell_row(row, as_json))
     if to.startswith("parquet:") and to != "parquet:":
         check_spark("Parquet tables need the packages of the pipeline")
-        return lambda store, aside: _parquet_sink(Path(to.removeprefix("parquet:")), store, aside)
+        from runstate.pipeline.parquet_manifest import check_sink
+
+        directory = Path(to.removeprefix("parquet:"))
+        check_sink(directory)
+        return lambda store, aside: _parquet_sink(directory, store, aside)
     raise InvalidUrl(f"{to[:80]!r} is no sink: write store, console or parquet:DIR")
 
 
@@ -145,6 +172,7 @@ def tell_row(row: Projected, as_json: bool) -> None:
     else:
         stale = " STALE" if row.stale else ""
         write_line(f"{row.stream} {row.status} {row.last_event_seq}{stale}".encode())
+    sys.stdout.flush()  # The next row may be a long time coming.
 
 
 def _follow(followers: list[Follower]) -> None:
@@ -159,7 +187,7 @@ def _follow(followers: list[Follower]) -> None:
             stop.set()
 
     threads = [threading.Thread(target=run, args=(follower,)) for follower in followers]
-    with told_by_signals(stop):
+    with _display("following", followers), stop_on_signals(stop):
         for thread in threads:
             thread.start()
         while not stop.wait(0.2):
@@ -168,17 +196,6 @@ def _follow(followers: list[Follower]) -> None:
             thread.join()
     if failures:
         raise failures[0]
-
-
-@contextmanager
-def told_by_signals(stop: threading.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM set the event, and do nothing else."""
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def lag(
@@ -195,21 +212,24 @@ def lag(
         if watch and not as_json:
             _watch(urls, book)
             return
-        found = _measured(urls, book)
-        alerts = book.alerts(open_only=True)
-        if as_json:
-            for each in found:
-                write_json(each)
-            for alert in alerts:
-                write_json(alert)
-        else:
-            write_table(_lag_columns, map(_lag_row, found))
-            if alerts:
-                write_table(
-                    ("alert", "level", "about", "since"), ([a.code, a.level, a.subject, a.raised_at] for a in alerts)
-                )
+        found = _report(urls, book, as_json)
     if any(each.lag_s > lag_high_s for each in found):
         raise typer.Exit(1)
+
+
+def _report(urls: Sequence[str], book: Logbook, as_json: bool) -> list[Entry]:
+    found, alerts = _measured(urls, book), book.alerts(open_only=True)
+    if as_json:
+        for each in [*found, *alerts]:
+            write_json(each)
+        return found
+    write_table(_lag_columns, map(_lag_row, found))
+    if alerts:
+        write_table(("alert", "level", "about", "since"), ([a.code, a.level, a.subject, a.raised_at] for a in alerts))
+    for each in found:
+        if each.lag_s > lag_high_s:
+            words.print(f"{each.url} is {each.lag_s:.1f} s behind", style="bold red")
+    return found
 
 
 def _logbook(directory: Path, urls: Sequence[str]) -> Logbook:
@@ -257,24 +277,28 @@ def _lag_s(url: str, entry: Entry) -> float:
     now = datetime.now(UTC)
     try:
         with open_log(url, create=False) as log:
-            waiting = log.feed(after=entry.position, limit=1).records
-        return max(0.0, (now - datetime.fromisoformat(waiting[0].persisted_at)).total_seconds()) if waiting else 0.0
+            oldest = oldest_pending(log, entry.position)
     except RunstateError as error:
         words.print(f"{entry.url}: {error}")
         return entry.lag_s + (now - datetime.fromisoformat(entry.measured_at)).total_seconds()
+    if oldest is None:
+        return 0.0
+    if oldest.blocked_by is not None:
+        words.print(f"{entry.url}: the feed is held back by {_named(oldest.blocked_by)}. End it to release the feed")
+    return max(0.0, (now - datetime.fromisoformat(oldest.persisted_at)).total_seconds())
+
+
+def _named(blocker: Blocker) -> str:
+    pid = "an open transaction" if blocker.pid is None else f"the open transaction of pid {blocker.pid}"
+    age = "" if blocker.age_s is None else f", open for {blocker.age_s:.0f} s"
+    found = {"application": blocker.application, "database": blocker.database, "user": blocker.user}
+    return pid + age + "".join(f", {name} {value!r}" for name, value in found.items() if value)
 
 
 def _watch(urls: Sequence[str], book: Logbook) -> None:
-    with (
-        Live(console=words, refresh_per_second=4, transient=False) as live,
-        told_by_signals(stop := threading.Event()),
-    ):
+    with Watch() as watched, stop_on_signals(stop := threading.Event()):
         while not stop.is_set():
-            table = Table(*_lag_columns, box=None, pad_edge=False, header_style="bold")
-            for entry in _measured(urls, book):
-                table.add_row(*map(str, _lag_row(entry)), style="bold red" if entry.lag_s > lag_high_s else "")
-            alerts = book.alerts(open_only=True)
-            if alerts:
-                table.caption = f"{len(alerts)} open alerts, the last: {alerts[-1].code} {alerts[-1].subject}"
-            live.update(table)
+            with watched.frame():
+                _report(urls, book, as_json=False)
             stop.wait(watch_s)
+    _report(urls, book, as_json=False)

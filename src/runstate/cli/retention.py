@@ -11,14 +11,15 @@ from typing import Annotated
 import typer
 
 from runstate.cli.options import AsJson, ModelName, Url, existing, parse_age
-from runstate.cli.output import progress, words, write_json
+from runstate.cli.output import words, write_json
+from runstate.cli.progress_display import track
 from runstate.cli.tables import write_table
 from runstate.errors import LogNotFound, StreamNotFound, UnknownModel
 from runstate.logs.archive.directory import ArchiveDirectory
 from runstate.logs.archive.log import ArchiveLog
 from runstate.logs.log import EventLog, StreamInfo
 from runstate.logs.registry import open_log
-from runstate.models.registry import find_model
+from runstate.models.registry import resolve_model
 from runstate.retention import Archiver, Archiving, RunOutcome, check_archivable, infos
 from runstate.retention import restore as restored
 
@@ -30,10 +31,13 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; only sa
 OlderThan = Annotated[
     str, typer.Option("--older-than", help="Only runs whose last event was stored so long ago: 30d, 12h, 45m, 0s.")
 ]
-To = Annotated[Path, typer.Option("--to", help="The archive's directory.", show_default=False)]
+To = Annotated[
+    Path, typer.Option("--to", help="The archive's directory: new, empty, or an archive.", show_default=False)
+]
 Keep = Annotated[bool, typer.Option("--keep", help="Leave the runs in the log too.")]
 DiscardFiles = Annotated[
-    bool, typer.Option("--discard-files", help="Delete run directories with artifacts and other files in them.")
+    bool,
+    typer.Option("--discard-files", help="Delete the directories of runs even if they hold artifacts or other files."),
 ]
 
 
@@ -83,7 +87,7 @@ def restore(
     with ExitStack() as stack:
         archived = stack.enter_context(ArchiveLog(directory))
         try:
-            found = find_model(model or archived.info.model)
+            found = resolve_model(archived.info.model, model, f"The archive {directory}")
         except UnknownModel:
             if model is not None:
                 raise
@@ -107,7 +111,7 @@ def _tell(outcomes: Iterator[RunOutcome], as_json: bool, doing: str, dry_run: bo
     """Print what became of each run, also of those before a failure; how many there were of each outcome."""
     told, events, rows = Counter[str](), 0, list[RunOutcome]()
     try:
-        for each in progress(outcomes, doing):
+        for each in track(outcomes, doing):
             told[each.outcome] += 1
             events += each.events
             if as_json:

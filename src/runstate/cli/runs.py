@@ -4,37 +4,40 @@ from __future__ import annotations
 
 import secrets
 import shlex
-import signal
-import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import Event
 from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.live import Live
-from rich.text import Text
 
+from runstate.cli.interrupts import stop_on_signals
 from runstate.cli.options import AsJson
 from runstate.cli.output import counted, words, write_json
+from runstate.cli.progress_display import Display, Progress, Watch
 from runstate.cli.tables import write_table
-from runstate.errors import LogNotFound, StreamNotFound
+from runstate.errors import LogFailed, LogNotFound, RunstateError, StreamNotFound
 from runstate.models.rundir import RUNDIR, RunDirectory, RunEvent
 from runstate.runtimes.orchestrator import Orchestrator, RunCancelled, RunExists, RunFailed, load_graph
 from runstate.runtimes.orchestrator.artifacts import ArtifactFiles, newest_items
-from runstate.runtimes.orchestrator.context import Progress
+from runstate.runtimes.orchestrator.orchestrator import recorded_start
 from runstate.runtimes.orchestrator.pool import ProcessPool
+from runstate.runtimes.orchestrator.started_runs import AppNotRecorded, recall_place, record_started_run
 from runstate.runtimes.orchestrator.trail import RunStore
 from runstate.runtimes.telemetry import OtelTelemetry, Telemetry
 from runstate.runtimes.telemetry import from_url as telemetry_from_url
 from runstate.store import open as open_store
 
 _terminal = ("COMPLETED", "FAILED", "CANCELLED")
+_watch_s = 1.0
+_place_chars_max = 200
 
-RunsDirectory = Annotated[Path, typer.Option("--runs", help="The directory of the run directories.")]
+RunsDirectory = Annotated[
+    Path, typer.Option("--runs", help="The directory of the run directories: new, empty, or used for runs before.")
+]
 RunName = Annotated[str, typer.Argument(help="The run: its id, or the path of its directory.", show_default=False)]
 TelemetryUrls = Annotated[
     list[str] | None,
@@ -61,35 +64,39 @@ def run(
     with ExitStack() as stack:
         orchestrator = _orchestrator(stack, place, runs, run_id, telemetry)
         words.print(f"run {run_id}")
+        if not orchestrator.exists():
+            _record(runs / run_id, place)
         with _a_way_on(runs, run_id):
-            _report(orchestrator.start(parameters), as_json)
+            state = orchestrator.start(parameters)
+    _report(state, as_json)
 
 
 def resume(
     run_name: RunName,
     runs: RunsDirectory = Path("runs"),
-    app: Annotated[str | None, typer.Option("--app", help="The graph, if it has moved: FILE.py:NAME.")] = None,
+    app: Annotated[
+        str | None,
+        typer.Option("--app", help="The graph: FILE.py:NAME. Default: the one that you started the run with, here."),
+    ] = None,
     force: Annotated[list[str] | None, typer.Option("--force", help="Do this node again. May be repeated.")] = None,
     telemetry: TelemetryUrls = None,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run: what is finished and up to date is not done again."""
     runs, run_id = _found(run_name, runs)
-    if app is None:
-        with _store(runs, create=False) as store:
-            _check_begun(store, runs, run_id)
-            created = store.fetch_events(run_id, limit=1)[0]
-        app = str(created.payload.get("config", {}).get("place", ""))
+    place = _recorded_place(runs, run_id) if app is None else app
     with ExitStack() as stack:
-        orchestrator = _orchestrator(stack, app, runs, run_id, telemetry)
+        orchestrator = _orchestrator(stack, place, runs, run_id, telemetry)
+        if app is not None:
+            _record(runs / run_id, app)
         with _store(runs, create=False) as store:
             finished = _finished(store.current_state(run_id))
         with _a_way_on(runs, run_id):
             state = orchestrator.resume(force=set(force or []))
-        _report(state, as_json)
-        again = len(_finished(state) - finished)
-        done_now = f"{counted(again, 'work item')} done now, the others were up to date"
-        words.print(done_now if again else "nothing had to be done")
+    _report(state, as_json)
+    again = len(_finished(state) - finished)
+    done_now = f"{counted(again, 'work item')} done now, the others were up to date"
+    words.print(done_now if again else "nothing had to be done")
 
 
 def status(
@@ -100,22 +107,27 @@ def status(
 ) -> None:
     """Show a run: its state, work items, artifacts and issues."""
     runs, run_id = _found(run_name, runs)
-    with _store(runs, create=False) as store:
+    stop = Event()
+    with _store(runs, create=False) as store, Watch() as watched, stop_on_signals(stop):
         while True:
-            _check_begun(store, runs, run_id)
-            # Asked before the state is read: an orchestrator that has just ended its run was not interrupted.
-            abandoned = ArtifactFiles(runs / run_id).is_abandoned()
-            state = store.current_state(run_id)
-            interrupted = abandoned and state.run_state not in _terminal
-            if watch and sys.stdout.isatty():
-                sys.stdout.write("\x1b[2J\x1b[H")
-            _report(state, as_json, interrupted)
-            if interrupted:
-                words.print(f"nobody works on it any more; {_way_on(runs, run_id)}")
-            if not watch or interrupted or state.run_state in _terminal:
-                return
-            sys.stdout.flush()
-            time.sleep(1.0)
+            state, interrupted = _look_at(store, runs, run_id)
+            if not watch or interrupted or state.run_state in _terminal or stop.is_set():
+                break
+            with watched.frame():
+                _report(state, as_json)
+            stop.wait(_watch_s)
+    _report(state, as_json, interrupted)
+    if interrupted:
+        words.print(f"nobody works on it any more; {_way_on(runs, run_id)}")
+
+
+def _look_at(store: RunStore, runs: Path, run_id: str) -> tuple[RunDirectory, bool]:
+    """The state of a run, and whether it was interrupted: nobody works on it, and it has not ended."""
+    _check_begun(store, runs, run_id)
+    # Asked before the state is read: an orchestrator that has just ended its run was not interrupted.
+    abandoned = ArtifactFiles(runs / run_id).is_abandoned()
+    state = store.current_state(run_id)
+    return state, abandoned and state.run_state not in _terminal
 
 
 def _orchestrator(
@@ -123,7 +135,9 @@ def _orchestrator(
 ) -> Orchestrator:
     graph = load_graph(place)
     store = stack.enter_context(_store(runs, create=True))
-    pool = ProcessPool(place)
+    progress = _RunProgress()
+    display = stack.enter_context(Display(lambda: progress))
+    pool = ProcessPool(place, display.relay())
     stack.callback(pool.close)
     listeners: list[Telemetry] = []
     for url in telemetry_urls or []:
@@ -140,13 +154,43 @@ def _orchestrator(
         run_id,
         runs / run_id,
         telemetry=list(listeners),
-        progress=_progress(stack),
+        progress=progress.update,
         place=place,
     )
-    for number in (signal.SIGINT, signal.SIGTERM):
-        previous = signal.signal(number, lambda *_: orchestrator.cancelled.set())
-        stack.callback(signal.signal, number, previous)
+    stack.enter_context(stop_on_signals(orchestrator.cancelled))
     return orchestrator
+
+
+def _record(directory: Path, place: str) -> None:
+    try:
+        record_started_run(directory, place)
+    except LogFailed as error:
+        words.print(f"{error}; to resume this run, pass --app {shlex.quote(place)}")
+
+
+def _recorded_place(runs: Path, run_id: str) -> str:
+    """The application that this user started the run with.
+
+    Raises:
+        StreamNotFound: there is no such run.
+        AppNotRecorded: with what the run's first event says, which is shown and never loaded, and the command to type.
+    """
+    with _store(runs, create=False) as store:
+        _check_begun(store, runs, run_id)
+        try:
+            return recall_place(runs / run_id)
+        except AppNotRecorded as error:
+            named: Any = None
+            with suppress(RunstateError, msgspec.MsgspecError):
+                named = recorded_start(store, run_id).config.get("place")
+            named = named if isinstance(named, str) else ""
+            is_usable = ":" in named and len(named) <= _place_chars_max and named.isprintable()
+            says = f" Its first event names {named[:_place_chars_max]!r}." if named else ""
+            app = shlex.quote(named) if is_usable else "FILE.py:NAME"
+            raise AppNotRecorded(
+                f"{error}{says} Runstate does not load code that data names. If you trust that code, type: "
+                f"runstate resume {_quoted(runs, run_id)} --app {app}"
+            ) from error
 
 
 @contextmanager
@@ -162,8 +206,12 @@ def _a_way_on(runs: Path, run_id: str) -> Iterator[None]:
 
 
 def _way_on(runs: Path, run_id: str) -> str:
+    return f"go on with: runstate resume {_quoted(runs, run_id)}"
+
+
+def _quoted(runs: Path, run_id: str) -> str:
     path = str(runs / run_id)
-    return f"go on with: runstate resume {shlex.quote(path if '/' in path else f'./{path}')}"
+    return shlex.quote(path if "/" in path else f"./{path}")
 
 
 def _check_begun(store: RunStore, runs: Path, run_id: str) -> None:
@@ -220,19 +268,23 @@ def _parameter(given: str) -> tuple[str, Any]:
         return name, value
 
 
-def _progress(stack: ExitStack) -> Progress | None:
-    """One line that says how far the run is; none off a terminal."""
-    if not words.is_terminal:
-        return None
-    live = stack.enter_context(Live(console=words, transient=True, refresh_per_second=8))
+class _RunProgress:
+    """How far a run is. The run only leaves its state here; the display's thread counts."""
 
-    def show(state: RunDirectory) -> None:
-        counts = Counter(item.status for item in state.work_items)
-        done = counts["finished"] + counts["skipped"]
-        running = ", ".join(f"{i.worker} {i.scope_key}" for i in state.work_items if i.status == "running")
-        live.update(Text(f"{state.run_state}  {done}/{len(state.work_items)} done  {running}"[: words.width - 1]))
+    def __init__(self) -> None:
+        self._state: RunDirectory | None = None
+        self._progress = Progress("starting")
 
-    return show
+    def update(self, state: RunDirectory) -> None:
+        self._state = state
+
+    def __rich__(self) -> Progress:
+        if self._state is not None:
+            items = tuple(self._state.work_items)
+            running = ", ".join(f"{item.worker} {item.scope_key}" for item in items if item.status == "running")
+            done = sum(item.status in ("finished", "skipped") for item in items)
+            self._progress.doing = f"{self._state.run_state}  {done}/{len(items)} done  {running}"
+        return self._progress
 
 
 def _report(state: RunDirectory, as_json: bool, interrupted: bool = False) -> None:

@@ -11,7 +11,8 @@ import typer
 
 from runstate.cli import integrity, session_tree
 from runstate.cli.options import AsJson, Limit, Url
-from runstate.cli.output import progress, words, write_json, write_line
+from runstate.cli.output import words, write_json, write_line
+from runstate.cli.progress_display import track
 from runstate.cli.tables import write_table
 from runstate.errors import StreamNotFound, Unsupported
 from runstate.logs.disk import RealDisk, write_new
@@ -252,21 +253,27 @@ def verify(
         if session is not None and log.stream(session) is None:
             raise StreamNotFound(f"There is no session {session!r}", stream=session)
         names = [session] if session is not None else [head.stream for head in log.heads(versions=False)]
-        found = [finding for name in progress(names, "verifying") for finding in findings(log, SessionId(name))]
+        found = [finding for name in track(names, "verifying") for finding in findings(log, SessionId(name))]
         found += [] if session is not None else [*log.verify_rest()]
     for finding in found:
         damage += finding.severity == "damage"
         warnings += finding.severity == "warning"
-        if as_json:
-            write_json(finding)
-        else:
-            where = ":".join(str(part) for part in (finding.stream, finding.seq) if part is not None)
-            write_line(f"{where or url}: {finding.code}: {finding.message}".encode())
+        integrity.write_finding(finding, as_json, url)
     words.print(f"{damage} damaged, {warnings} warnings" if damage or warnings else "intact")
     raise typer.Exit(1 if damage else 0)
 
 
-app.command("repair")(integrity.repair)
+@app.command("repair")
+def repair(
+    url: Url,
+    session: Annotated[
+        str | None, typer.Argument(metavar="SESSION", help="One session; default: all.", show_default=False)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make damaged sessions usable again: intact events stay, damaged files are set aside, snapshots are rebuilt."""
+    integrity.repair(url, session, dry_run, SESSION.name, as_json)
 
 
 def _sessions(url: str, keyring: Path) -> Sessions:

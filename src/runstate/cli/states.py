@@ -13,10 +13,11 @@ import msgspec
 import typer
 
 from runstate.cli.options import AsJson, Limit, ModelName, Stream, Url, existing, parse_since, parse_time
-from runstate.cli.output import counted, progress, words, write_json, write_line
+from runstate.cli.output import counted, words, write_json, write_line
+from runstate.cli.progress_display import track
 from runstate.cli.tables import write_table
-from runstate.errors import LogDamaged, RunstateError, StreamNotFound
-from runstate.logs.log import StoredSnapshot, StreamInfo
+from runstate.errors import LogDamaged, NotWritable, RunstateError, StreamNotFound, Unsupported
+from runstate.logs.log import Capability, StoredSnapshot, StreamInfo
 from runstate.store import Store
 
 
@@ -95,25 +96,38 @@ def _is_chosen(info: StreamInfo, tenant: str | None, since: datetime | None, lik
 def snapshot(
     url: Url,
     stream: Stream,
-    project: Annotated[bool, typer.Option("--project", help="Fold the log now, whatever is kept.")] = False,
+    project: Annotated[
+        bool, typer.Option("--project", help="Fold the log from its first event, whatever is stored.")
+    ] = False,
+    stored: Annotated[
+        bool, typer.Option("--stored", help="Print the stored snapshot as it is, and how far it is behind the log.")
+    ] = False,
     at_seq: Annotated[int | None, typer.Option("--at-seq", min=0, help="The state after this event.")] = None,
     at_time: Annotated[
         str | None, typer.Option("--at-time", help="The state at this time: 2026-11-15T09:30:00Z.")
     ] = None,
     model: ModelName = None,
-    as_json: AsJson = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the exact bytes of the state, on one line.")] = False,
 ) -> None:
-    """Print a stream's state: as kept with the last append, folded afresh, or as it was. --json: its exact bytes."""
-    if at_seq is not None and at_time is not None:
-        raise typer.BadParameter("--at-seq and --at-time are two ways to say one thing; give one of them")
+    """Print a stream's state: now, as stored, folded from its first event, or at an earlier point."""
+    if sum([project, stored, at_seq is not None, at_time is not None]) > 1:
+        raise typer.BadParameter("give one of --project, --stored, --at-seq and --at-time")
     with existing(url, model) as store:
         if project or at_seq is not None or at_time is not None:
             _refuse_beyond(store, stream, at_seq)
             body = store.model.dump(
                 store.snapshot_at(stream, seq=at_seq, at=None if at_time is None else parse_time(at_time))
             )
+        elif stored:
+            found = _load_stored(store, stream)
+            info, body = store.log.stream(stream), found.body
+            if info is not None and info.last_seq > found.seq:
+                words.print(f"stored at seq {found.seq}; the log is at {info.last_seq}")
         else:
-            body = _kept(store, stream).body
+            state = store.get_snapshot(stream)
+            if state is None:
+                raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+            body = store.model.dump(state)
     write_line(body if as_json else msgspec.json.format(body, indent=2))
 
 
@@ -141,35 +155,58 @@ def diff(
 def replay(
     url: Url,
     stream: Annotated[str | None, typer.Argument(help="One stream; default: all.", show_default=False)] = None,
-    check: Annotated[bool, typer.Option("--check", help="Change nothing; compare with what is kept.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; compare with what is stored.")] = False,
     model: ModelName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild snapshots from the log; with --check compare them byte for byte. Exit code 1 when one differs."""
-    done = compared = wrong = 0
+    """Rebuild snapshots from the log. --check compares the stored ones byte for byte instead.
+
+    Exit code 1 if a stream could not be folded; with --check also if a snapshot is missing or wrong, or if there was
+    nothing to compare.
+    """
+    done = wrong = behind = 0
     with existing(url, model) as store:
-        for name in progress(_names(store, stream), "checking" if check else "replaying"):
+        if Capability.SNAPSHOTS not in store.log.capabilities:
+            raise Unsupported(f"{url[:80]!r} stores no snapshots; 'runstate verify' checks its events")
+        for name in track(_names(store, stream), "checking" if check else "replaying"):
             done += 1
             try:
-                if not check:
+                if check:
+                    behind += _check_snapshot(store, name)
+                else:
                     store.rebuild_snapshot(name)
-                elif (kept := store.snapshots.stored(name)) is not None:
-                    compared += 1
-                    if _again(store, name, kept) != kept.body:
-                        raise LogDamaged(f"The snapshot at {kept.seq} is not what the log gives", seq=kept.seq)
-            except RunstateError as error:  # One bad stream does not keep the others from being looked at.
+            except RunstateError as error:  # One bad stream does not keep the others from being checked.
+                if isinstance(error, NotWritable) and done == 1:
+                    raise  # Nor can any other be written, as a rule: say it once.
                 wrong += 1
                 if as_json:
                     write_json({"stream": name, **error.as_data()})
                 else:
                     write_line(f"{name}: {error.code}: {error}".encode())
-    if check:
-        words.print(
-            f"{counted(done, 'stream')}: {compared} compared, {done - compared} without a snapshot, {wrong} wrong"
-        )
+    if not done:
+        words.print(f"nothing to {'compare' if check else 'replay'}: the log has no streams")
+    elif check:
+        late = f" ({behind} behind the log, right as far as they go)" if behind else ""
+        words.print(f"{counted(done, 'stream')}: {done - wrong} right{late}, {wrong} wrong")
     else:
-        words.print(f"{counted(done - wrong, 'stream')} replayed" + (f", {wrong} could not be" if wrong else ""))
-    raise typer.Exit(1 if wrong else 0)
+        words.print(f"{counted(done - wrong, 'stream')} replayed" + (f", {wrong} failed" if wrong else ""))
+    raise typer.Exit(1 if wrong or (check and not done) else 0)
+
+
+def _check_snapshot(store: Store[Any, Any, Any], stream: str) -> bool:
+    """Compare a stored snapshot with what the log gives at its seq. Returns whether it is behind the log.
+
+    Raises:
+        LogDamaged: it differs, was changed, or none is stored.
+    """
+    stored = _load_stored(store, stream)
+    if store.model.dump(store.snapshot_at(stream, seq=stored.seq)) != stored.body:
+        raise LogDamaged(
+            f"The snapshot at seq {stored.seq} differs from what the log gives; rebuild it with 'runstate replay'",
+            seq=stored.seq,
+        )
+    info = store.log.stream(stream)
+    return info is not None and stored.seq < info.last_seq
 
 
 def _refuse_beyond(store: Store[Any, Any, Any], stream: str, *seqs: int | None) -> None:
@@ -180,28 +217,32 @@ def _refuse_beyond(store: Store[Any, Any, Any], stream: str, *seqs: int | None) 
             raise typer.BadParameter(f"the stream {stream!r} ends at seq {info.last_seq}; it has no {seq}")
 
 
-def _kept(store: Store[Any, Any, Any], stream: str) -> StoredSnapshot:
-    """
+def _load_stored(store: Store[Any, Any, Any], stream: str) -> StoredSnapshot:
+    """The stored snapshot of a stream.
+
     Raises:
-        StreamNotFound: there is no stream, or nothing that this version of the model has kept of it.
+        StreamNotFound: there is no such stream.
+        LogDamaged: no snapshot is stored, or it is not what was saved, or it is of another version of the model.
     """
-    if store.log.stream(stream) is None:
+    info = store.log.stream(stream)
+    if info is None:
         raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-    model = store.model
-    stored = store.log.load_snapshot(stream, model.name)
-    if stored is None:
-        raise StreamNotFound(f"No snapshot of {stream!r} is kept; --project folds it from the log", stream=stream)
-    if stored.version != model.version:
-        raise StreamNotFound(
-            f"The snapshot of {stream!r} is of version {stored.version} of the model {model.name!r}, which is at "
-            f"version {model.version} now; --project folds it from the log, `runstate replay` keeps it anew",
-            stream=stream,
-        )
+    stored = store.snapshots.stored(stream)
+    if stored is None or stored.seq > info.last_seq:
+        raise LogDamaged(f"{_why_unusable(store, stream)}; rebuild it with 'runstate replay'", stream=stream)
     return stored
 
 
-def _again(store: Store[Any, Any, Any], stream: str, kept: StoredSnapshot) -> bytes:
-    return store.model.dump(store.snapshot_at(stream, seq=kept.seq))
+def _why_unusable(store: Store[Any, Any, Any], stream: str) -> str:
+    model, stored = store.model, store.log.load_snapshot(stream, store.model.name)
+    if stored is not None and stored.version != model.version:
+        return f"The snapshot is of version {stored.version} of the model {model.name!r}, which is at {model.version}"
+    if stored is not None and stored.is_intact:
+        return f"The snapshot is at seq {stored.seq}, beyond the end of the stream"
+    changed = next((finding for finding in store.log.verify(stream) if finding.code.startswith("snapshot.")), None)
+    if stored is not None or changed is not None:
+        return "The stored snapshot is not what was saved"
+    return "No snapshot is stored"
 
 
 def _names(store: Store[Any, Any, Any], stream: str | None) -> Iterator[str]:
@@ -214,7 +255,10 @@ def _names(store: Store[Any, Any, Any], stream: str | None) -> Iterator[str]:
 
 
 def _status(store: Store[Any, Any, Any], stream: str) -> str:
-    state = store.get_snapshot(stream)
+    try:
+        state = store.get_snapshot(stream)
+    except RunstateError as error:  # A list shows what is there, also what cannot be folded.
+        return f"? {error.code}"
     return "" if state is None else store.model.status(state)
 
 

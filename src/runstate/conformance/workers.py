@@ -24,10 +24,12 @@ class Worker:
 
     def __init__(self, url: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "runstate.conformance.writer", url],
+            [sys.executable, "-m", "runstate.conformance.writer"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
+        # Not by the command line, which everybody on the machine can read: a URL may hold a password.
+        self._order(url.encode() + b"\n")
 
     def start(self, task: Task) -> None:
         """Start a task in a new process; returns while it is still opening the log."""

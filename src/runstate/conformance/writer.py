@@ -1,9 +1,9 @@
-"""A process that writes, for the kit to kill: `python -m runstate.conformance.writer URL`.
+"""A process that writes, for the kit to kill: `python -m runstate.conformance.writer`.
 
-It reads tasks from stdin, one JSON object per line. For each it forks a child that opens the log, appends, and
-tells of every event once `append` has returned. So Python starts once for hundreds of kills, while every child
-opens the log for itself. The line `kill` kills the child, and so does the end of stdin: no writer outlives its
-test. On stdout:
+It reads the log's URL from the first line of stdin, then tasks, one JSON object per line. For each task it forks a
+child that opens the log, appends, and reports every event once `append` has returned. So Python starts once for
+hundreds of kills, while every child opens the log for itself. The line `kill` kills the child, and so does the end of
+stdin: no writer outlives its test. On stdout:
 
     started
     stored SEQ KEY          by the child, after the append returned; whoever reads this may rely on the event
@@ -16,7 +16,6 @@ import os
 import random
 import select
 import signal
-import sys
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -57,10 +56,10 @@ class Task(msgspec.Struct, frozen=True):
 
 
 def main() -> None:
-    (url,) = sys.argv[1:]
-    if (point := entry_point_of(url)) is not None:
-        point.load()  # Once for all children: a driver may take a second to import.
     with open(0, "rb", buffering=0, closefd=False) as orders:
+        url = orders.readline().decode().removesuffix("\n")
+        if (point := entry_point_of(url)) is not None:
+            point.load()  # Once for all children: a driver may take a second to import.
         while line := orders.readline():
             if line != kill_order:  # One that comes too late finds nobody.
                 _supervise(url, msgspec.json.decode(line, type=Task), orders)

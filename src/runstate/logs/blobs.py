@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import PurePath
 
-from runstate.logs.disk import TEMP_SUFFIX, Disk, replace_durably
+from runstate.logs.disk import TEMP_SUFFIX, Disk, refuse_links, replace_durably
 from runstate.logs.log import BlobRef, Finding, blob_digest, checked_blob
 from runstate.models.canonical import digest
 
@@ -66,6 +66,7 @@ class Blobs:
             return None
 
     def _make_home(self) -> None:
+        refuse_links(self._disk, self._home.parent, self._home)
         for path in (self._home.parent, self._home):
             is_new = not self._disk.exists(path)
             with suppress(FileExistsError):

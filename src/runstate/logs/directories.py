@@ -7,16 +7,31 @@ gets the sign in front.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import PurePath
+from typing import Protocol, runtime_checkable
 
 from runstate.errors import InvalidStream, LogBusy, LogFailed, LogFull, LogNotFound, NotALog, RunstateError
-from runstate.logs.disk import Disk, File, Lock, LockBusy
+from runstate.logs.disk import Disk, File, Lock, LockBusy, refuse_links
+from runstate.logs.permissions import denial
+from runstate.logs.target_directory import foreign_entries, refuse_foreign
 from runstate.models.model import check_file_stream
 
+LOCKS = ".locks"
+_nothing = re.compile("(?!)")
 _full = {errno.ENOSPC, errno.EDQUOT}
 _escape = "%"
+
+
+@runtime_checkable
+class DirectoryLog(Protocol):
+    """A log that keeps each stream in a directory, which goes with the stream when that is deleted."""
+
+    def files_beside(self, stream: str) -> list[str]:
+        """The files in a stream's directory that the log did not write."""
+        ...
 
 
 def directory_name(stream: str) -> str:
@@ -52,22 +67,32 @@ def names_in(disk: Disk, directory: PurePath) -> list[str]:
 
 
 def remove_tree(disk: Disk, path: PurePath) -> None:
-    """Remove a directory with everything in it; what another process has removed meanwhile is no error."""
-    try:
-        names = disk.names(path)
-    except FileNotFoundError:
+    """Remove a directory with everything in it. A symlink in it is removed, and not followed.
+
+    What another process removes meanwhile is not an error.
+    """
+    if disk.kind(path) != "directory":
         return
-    for name in names:
+    for name in names_in(disk, path):
         try:
             disk.remove(path / name)
         except FileNotFoundError:
             continue
-        except (IsADirectoryError, PermissionError):
+        except IsADirectoryError:
             remove_tree(disk, path / name)
     try:
         disk.remove_directory(path)
     except FileNotFoundError:
         return
+
+
+def files_beside(disk: Disk, home: PurePath, own: re.Pattern[str]) -> list[str]:
+    """What a stream's directory holds beside what `own` matches. Empty directories do not count."""
+    with translated():
+        if not disk.exists(home):
+            return []
+        found = foreign_entries(home, own, disk=disk)
+        return [path.rstrip("/") for path in found if not path.endswith("/") or disk.names(home / path)]
 
 
 def translate(error: OSError) -> RunstateError:
@@ -76,6 +101,8 @@ def translate(error: OSError) -> RunstateError:
         return LogBusy("Another writer holds this stream; try again")
     if error.errno in _full:
         return LogFull()
+    if (denied := denial(error)) is not None:
+        return denied
     return LogFailed(f"The disk refused: {error.strerror or error} ({error.filename})")
 
 
@@ -87,12 +114,14 @@ def translated() -> Iterator[None]:
         raise translate(error) from error
 
 
-def lock_in(disk: Disk, path: PurePath, *, shared: bool = False) -> Lock:
-    """Take a lock whose directory is made with the first one.
+def lock_in(disk: Disk, path: PurePath, *, shared: bool = False, writes_to: Sequence[PurePath] = ()) -> Lock:
+    """Take a lock whose directory is made with the first one, to write into the directories `writes_to`.
 
     Raises:
         LockBusy: somebody holds it.
+        OSError: one of these directories is a symbolic link.
     """
+    refuse_links(disk, path.parent, *writes_to)
     try:
         return disk.lock(path, shared=shared)
     except FileNotFoundError:
@@ -123,18 +152,23 @@ def create_in(disk: Disk, path: PurePath) -> File:
     return file
 
 
-def prepare_root(disk: Disk, root: PurePath, create: bool) -> bool:
+def prepare_root(disk: Disk, root: PurePath, create: bool, has_streams: Callable[[list[str]], bool]) -> bool:
     """Make a log's directory if it is not there. True: it was made, and its name survives a power cut.
+
+    `has_streams` tells by the names in the directory whether there are streams of the log: older logs have no `.locks`,
+    which marks a log's directory.
 
     Raises:
         LogNotFound: it is not there, and `create` is false.
-        NotALog: a file is there.
+        NotALog: a file is there, or a directory with something else in it, and `create` is true.
         LogFailed: it cannot be made: no such directory above it, no permission.
     """
     try:
-        # Opened to be written to, a directory refuses, a file does not: the cheapest way to tell them apart.
-        disk.open(root).close()
+        # To be read, since the caller may name the directory by a link, which is not opened to be changed.
+        disk.open(root, read_only=True).close()
     except IsADirectoryError:
+        if create and not disk.exists(root / LOCKS):
+            _claim(disk, root, has_streams)
         return False
     except FileNotFoundError:
         if not create:
@@ -151,9 +185,29 @@ def prepare_root(disk: Disk, root: PurePath, create: bool) -> bool:
         except FileExistsError:
             return False
         try:
+            _mark(disk, root)
             disk.sync_directory(root.parent)
         except BaseException:
             # A name that a sync has failed on is never sure again; only a new one is.
+            with suppress(OSError):
+                disk.remove_directory(root / LOCKS)
             disk.remove_directory(root)
             raise
     return True
+
+
+def _claim(disk: Disk, root: PurePath, has_streams: Callable[[list[str]], bool]) -> None:
+    """Mark an empty directory as a log's. One that holds something else than streams is refused."""
+    with translated():
+        names = disk.names(root)
+    if LOCKS in names or has_streams(names):
+        return
+    refuse_foreign(root, _nothing, disk=disk)
+    with translated():
+        _mark(disk, root)
+
+
+def _mark(disk: Disk, root: PurePath) -> None:
+    with suppress(FileExistsError):
+        disk.make_directory(root / LOCKS)
+    disk.sync_directory(root)

@@ -1,12 +1,14 @@
 """The only door to the operating system's file API.
 
-A file log sees a `Disk` and nothing else, so that tests can hand it a `SimulatedDisk` that fails and
-loses power. The contract is the one POSIX gives, no more:
+A file log sees only a `Disk`, so that tests can hand it a `SimulatedDisk` that fails and loses power. The contract:
 
 - What was appended survives a power cut once `File.sync` has returned.
 - A name (new, renamed, removed) survives once `sync_directory` of its directory has returned; syncing a
   file says nothing about its name.
 - A rename is atomic: after a crash its target is the old file or the new one.
+
+A file that is a symbolic link is read, and never opened to be changed: whoever made the link would choose what is
+changed. A caller may name a directory by a link; see `refuse_links` for the directories inside a log.
 
 Errors are plain `OSError`s with an errno, and the two classes below. A log translates them.
 """
@@ -14,19 +16,25 @@ Errors are plain `OSError`s with an errno, and the two classes below. A log tran
 import errno
 import fcntl
 import os
+import re
 import secrets
 import stat
-import sys
 from contextlib import closing, suppress
 from pathlib import Path, PurePath
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self
 
 import filelock
+
+from runstate.logs.descriptors import RealDescriptor, link_refused, open_to_change, open_to_read
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 TEMP_SUFFIX = ".tmp"
-"""What the name of every temporary file ends with. Whoever holds the log's lock may remove them all."""
+TEMP = rf"\.[0-9a-f]{{16}}{re.escape(TEMP_SUFFIX)}"
+"""What `Disk.temp_name` adds to a name, as a regular expression. A file whose name ends otherwise is not a temporary
+file of ours, and is never removed."""
+Kind = Literal["file", "directory", "other"]
+_temp_pattern = re.compile(f"(.+){TEMP}")
 
 
 class PoisonedHandle(OSError):
@@ -66,6 +74,15 @@ class Disk(Protocol):
 
     def exists(self, path: PurePath) -> bool: ...
 
+    def kind(self, path: PurePath) -> Kind | None:
+        """What is there. A symlink is `other`, wherever it leads."""
+
+    def is_writable(self, path: PurePath) -> bool:
+        """Whether this process may create files in a directory, as far as its permissions tell."""
+
+    def is_link(self, path: PurePath) -> bool:
+        """Whether a symbolic link is there, wherever it leads."""
+
     def stamp(self, path: PurePath) -> tuple[int, str]:
         """A file's size, and a text that changes whenever the file does, or is another one."""
 
@@ -78,7 +95,8 @@ class Disk(Protocol):
         OSError (EXDEV): the directories differ, so that no single sync could make the rename durable.
         """
 
-    def remove(self, path: PurePath) -> None: ...
+    def remove(self, path: PurePath) -> None:
+        """Remove a file, or a symlink but not what it leads to. IsADirectoryError: a directory is there."""
 
     def make_directory(self, path: PurePath) -> None: ...
 
@@ -98,7 +116,7 @@ class Disk(Protocol):
         """
 
     def temp_name(self, path: PurePath) -> PurePath:
-        """A name beside `path` that nobody else uses, ending in TEMP_SUFFIX."""
+        """A name beside `path` that nobody else uses: the name of `path`, and what `TEMP` describes."""
 
 
 class File:
@@ -205,22 +223,83 @@ def replace_durably(disk: Disk, path: PurePath, data: bytes) -> None:
     disk.sync_directory(path.parent)
 
 
+def temp_target(name: str) -> str | None:
+    """The name of the file that a temporary file was to become; None if `Disk.temp_name` does not make such names."""
+    found = _temp_pattern.fullmatch(name)
+    return None if found is None else found[1]
+
+
+def make_directories(disk: Disk, path: PurePath) -> None:
+    """Make a directory, and those above it that are missing, for their owner alone. They survive a power cut."""
+    if not disk.exists(path):
+        make_directories(disk, path.parent)
+        with suppress(FileExistsError):  # Another process was faster.
+            disk.make_directory(path)
+        disk.sync_directory(path.parent)
+
+
+def open_private(path: str, flags: int) -> int:
+    """An opener for `open` and `FileIO`: a new file is for its owner alone, an existing one keeps its mode."""
+    return os.open(path, flags, FILE_MODE)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file that need not survive a crash. A new one is for its owner alone."""
+    with open(path, "wb", opener=open_private) as file:
+        file.write(data)
+
+
+def refuse_links(disk: Disk, *paths: PurePath) -> None:
+    """Check that none of these directories of a log is a symbolic link, before something is written into them.
+
+    Raises:
+        OSError (ELOOP): one is.
+    """
+    for path in paths:
+        if disk.is_link(path):
+            raise link_refused(path)
+
+
 class RealDisk:
-    """The disk of this machine. Files are made with mode 0600, directories with 0700."""
+    """The disk of this machine. Files are created with mode 0600, directories with 0700.
+
+    Below `shared_below`, the modes of directories say who else may read. A new file is readable for the group, and for
+    others, where its directory is; a new directory for the group of its directory, if that has the setgid bit. Locks
+    stay private: whoever can open one can hold up a writer.
+    """
+
+    def __init__(self, *, shared_below: PurePath | None = None) -> None:
+        self._shared_below = shared_below
 
     def open(self, path: PurePath, *, create: bool = False, read_only: bool = False) -> File:
         if read_only:
-            return File(_RealDescriptor.of_file(path), path)
-        return File(_RealDescriptor(path, _changing | (os.O_CREAT if create else 0)), path)
+            return File(RealDescriptor(open_to_read(path)), path)
+        if not create:
+            return File(RealDescriptor(open_to_change(path, 0, FILE_MODE)), path)
+        return File(RealDescriptor(open_to_change(path, os.O_CREAT, self._file_mode(path))), path)
 
     def create(self, path: PurePath) -> File:
-        return File(_RealDescriptor(path, _changing | os.O_CREAT | os.O_EXCL), path)
+        return File(RealDescriptor(open_to_change(path, os.O_CREAT | os.O_EXCL, self._file_mode(path))), path)
 
     def read(self, path: PurePath) -> bytes:
-        return Path(path).read_bytes()
+        with open(open_to_read(path), "rb") as file:
+            return file.read()
 
     def exists(self, path: PurePath) -> bool:
         return os.path.exists(path)
+
+    def kind(self, path: PurePath) -> Kind | None:
+        try:
+            mode = os.lstat(path).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return "directory" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
+
+    def is_writable(self, path: PurePath) -> bool:
+        return os.access(path, os.W_OK | os.X_OK)
+
+    def is_link(self, path: PurePath) -> bool:
+        return os.path.islink(path)
 
     def stamp(self, path: PurePath) -> tuple[int, str]:
         found = os.stat(path)
@@ -235,10 +314,16 @@ class RealDisk:
         os.rename(source, target)
 
     def remove(self, path: PurePath) -> None:
-        os.unlink(path)
+        try:
+            os.unlink(path)
+        except PermissionError:
+            if self.kind(path) == "directory":  # What macOS reports where Linux says EISDIR.
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
+            raise
 
     def make_directory(self, path: PurePath) -> None:
-        os.mkdir(path, DIRECTORY_MODE)
+        parent = self._mode_around(path)
+        os.mkdir(path, DIRECTORY_MODE | (_readers_in(parent) & 0o050 if parent & stat.S_ISGID else 0))
 
     def remove_directory(self, path: PurePath) -> None:
         os.rmdir(path)
@@ -254,7 +339,7 @@ class RealDisk:
         if shared:
             return _SharedLock(path)
         # Made here, because filelock would also make missing directories, with a mode of its own choice.
-        _RealDescriptor(path, _changing | os.O_CREAT).close()
+        os.close(open_to_change(path, os.O_CREAT, FILE_MODE))
         # No soft fallback: where the kernel can't lock, a marker file only pretends to. Not thread-local:
         # a writer may be closed by another thread than the one that opened it.
         lock = filelock.FileLock(path, fallback_to_soft=False, thread_local=False)
@@ -267,15 +352,25 @@ class RealDisk:
     def temp_name(self, path: PurePath) -> PurePath:
         return path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMP_SUFFIX}")
 
+    def _file_mode(self, path: PurePath) -> int:
+        return FILE_MODE | (_readers_in(self._mode_around(path)) & 0o044)
 
-_changing = os.O_RDWR | os.O_APPEND
+    def _mode_around(self, path: PurePath) -> int:
+        """The mode of the directory that a name is in; 0 where it says nothing about who may read."""
+        is_shared = self._shared_below is not None and self._shared_below in path.parents
+        return os.stat(path.parent).st_mode if is_shared else 0
+
+
+def _readers_in(mode: int) -> int:
+    """The bits of those besides the owner who can list a directory and reach what is in it."""
+    return sum(bits for bits in (0o050, 0o005) if mode & bits == bits)
 
 
 class _SharedLock:
     """filelock's locks are exclusive; this one uses the same call of the kernel, so that each knows of the other."""
 
     def __init__(self, path: PurePath) -> None:
-        self._fd = os.open(path, _changing | os.O_CREAT, FILE_MODE)
+        self._fd = open_to_change(path, os.O_CREAT, FILE_MODE)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError as busy:
@@ -289,38 +384,3 @@ class _SharedLock:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-
-class _RealDescriptor:
-    def __init__(self, path: PurePath, flags: int) -> None:
-        self._fd = os.open(path, flags, FILE_MODE)
-
-    @classmethod
-    def of_file(cls, path: PurePath) -> Self:
-        """To read alone. The kernel would open a directory too, and refuse only to read from it."""
-        opened = cls(path, os.O_RDONLY)
-        if stat.S_ISDIR(os.fstat(opened._fd).st_mode):
-            opened.close()
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        return opened
-
-    def write(self, data: memoryview) -> int:
-        return os.write(self._fd, data)
-
-    def read(self, offset: int, size: int) -> bytes:
-        return os.pread(self._fd, size, offset)
-
-    def size(self) -> int:
-        return os.fstat(self._fd).st_size
-
-    def truncate(self, size: int) -> None:
-        os.ftruncate(self._fd, size)
-
-    def flush(self) -> None:
-        if sys.platform == "darwin":
-            fcntl.fcntl(self._fd, fcntl.F_FULLFSYNC)  # fsync there leaves data in the drive's own cache
-        else:
-            os.fdatasync(self._fd)
-
-    def close(self) -> None:
-        os.close(self._fd)

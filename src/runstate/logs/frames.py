@@ -14,6 +14,7 @@ from zlib import crc32
 import msgspec
 
 from runstate.logs.log import Record
+from runstate.models.canonical import undecodable
 
 _newline = ord("\n")
 OPENING = b'{"seq":'
@@ -52,7 +53,10 @@ def check_writable(body: bytes) -> None:
     """
     if _newline in body or 0 in body:
         raise ValueError("an event's line holds a newline or a NUL")
-    msgspec.json.decode(body, type=msgspec.Raw)
+    try:
+        msgspec.json.decode(body, type=msgspec.Raw)
+    except undecodable as error:
+        raise ValueError(str(error)) from error
 
 
 def framed(record: Record) -> bytes:
@@ -106,7 +110,7 @@ def framed_record(stream: str, seq: int, line: bytes) -> Record:
     head, body = unframed(seq, line)
     try:
         frame = _frames.decode(head + b"}")
-    except (msgspec.MsgspecError, UnicodeError) as error:
+    except undecodable as error:
         raise Damage(LINE_DAMAGED, f"The frame is no JSON: {error}") from error
     return Record(
         stream, seq, frame.event_id, frame.type, frame.key, frame.tenant, frame.emitted_at, frame.persisted_at, body

@@ -25,7 +25,8 @@ from runstate.errors import (
     Unsupported,
 )
 from runstate.models.canonical import digest
-from runstate.models.model import Draft
+from runstate.models.model import Draft as Draft  # Part of the port, as `check_stream` is.
+from runstate.models.model import check_stream as check_stream
 
 Position = NewType("Position", str)
 """A place in the whole log. Opaque: keep it and hand it back, but read nothing into it."""
@@ -123,6 +124,11 @@ class StoredSnapshot(msgspec.Struct, frozen=True):
     digest: str
     """SHA-256 of `body`."""
     body: bytes
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether `body` still has its digest. In a database, a careless edit may even have changed its type."""
+        return isinstance(self.body, bytes) and digest(self.body) == self.digest
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
+from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
-from runstate.errors import InvalidUrl, Unsupported
+from runstate.errors import InvalidUrl, Unsupported, shown_url
 from runstate.logs.log import EventLog
 from runstate.models.registry import entry_point
 
@@ -35,11 +35,7 @@ def open_log(url: str, *, create: bool = True) -> EventLog:
     """
     point = entry_point_of(url)
     if point is None:
-        raise InvalidUrl(
-            f"{url[:80]!r} names no log. A URL begins with one of: "
-            + ", ".join(f"{known}:" for known in installed_schemes()),
-            url=url[:200],
-        )
+        raise _not_a_log_url(shown_url(url))
     try:
         opener = point.load()
     except ImportError as error:
@@ -47,16 +43,18 @@ def open_log(url: str, *, create: bool = True) -> EventLog:
     return cast(EventLog, opener(url, create=create))
 
 
+def _not_a_log_url(shown: str) -> InvalidUrl:
+    scheme, colon, rest = shown.partition(":")
+    # Every tool of Postgres takes postgres:// too; one spelling keeps one log one log.
+    close = get_close_matches(scheme, installed_schemes(), 1) if colon else []
+    advice = f"Did you mean {f'{close[0]}:{rest}'[:80]!r}? " if close else ""
+    schemes = ", ".join(f"{known}:" for known in installed_schemes())
+    return InvalidUrl(
+        f"{shown[:80]!r} is not a log URL. {advice}A URL starts with one of: {schemes}",
+        url=shown[:200],
+    )
+
+
 def extra_of(point: EntryPoint) -> str:
     """What to install for a log, as pip wants it."""
     return f"'runstate[{point.extras[0] if point.extras else point.name}]'"
-
-
-# Up to the last `@`: a password may hold one, and too much hidden is better than too little.
-_userinfo = re.compile(r"(//[^/@:]*):.*@", re.DOTALL)
-_secret = re.compile(r"([?&][^=&]*(?:pass|pwd|secret|token|key|credential)[^=&]*=)[^&]*", re.IGNORECASE)
-
-
-def shown_url(url: str) -> str:
-    """A log's URL without what should not be shown: passwords, and options that are named like secrets."""
-    return _secret.sub(r"\1…", _userinfo.sub(r"\1:…@", url))

@@ -7,6 +7,8 @@ from zlib import crc32
 
 import msgspec
 
+from runstate.models.canonical import undecodable
+
 T = TypeVar("T")
 
 
@@ -22,5 +24,5 @@ def unsealed(data: bytes, kind: type[T]) -> T | None:
         return None
     try:
         return msgspec.json.decode(content, type=kind)
-    except msgspec.MsgspecError:
+    except undecodable:
         return None

@@ -1,8 +1,7 @@
 """A disk in memory that fails on request and knows everything a crash may leave of it.
 
-What a power cut may leave of each file and directory is written down in `crash_states`. A failed sync leaves its
-changes readable and makes them undependable for good, as Linux does: no later sync brings them back. A kill,
-unlike a power cut, loses nothing that was written.
+`crash_states` says what a power cut may leave of each file and directory. A failed sync leaves its changes readable and
+makes them undependable for good, as Linux does. A kill, unlike a power cut, loses nothing that was written.
 
     def history(disk):                          # yields what was acknowledged
         log = Log(disk)
@@ -12,7 +11,6 @@ unlike a power cut, loses nothing that was written.
 
     for crash in every_crash(history):
         stored = Log(crash.disk).read()         # acknowledged ⊆ stored ⊆ sent, in order
-
 Everything is deterministic; what is sampled takes a seed.
 """
 
@@ -42,7 +40,7 @@ from runstate.logs.crash_states import (
     every_choice,
     walk,
 )
-from runstate.logs.disk import TEMP_SUFFIX, File, Lock, LockBusy
+from runstate.logs.disk import TEMP_SUFFIX, File, Kind, Lock, LockBusy
 
 T = TypeVar("T")
 Node = TypeVar("Node", "FileInode", "DirectoryInode")
@@ -163,6 +161,17 @@ class SimulatedDisk:
             return False
         return True
 
+    def kind(self, path: PurePath) -> Kind | None:
+        if not self.exists(path):
+            return None
+        return "directory" if isinstance(self._node(path), DirectoryInode) else "file"
+
+    def is_writable(self, path: PurePath) -> bool:
+        return True
+
+    def is_link(self, path: PurePath) -> bool:
+        return False
+
     def names(self, path: PurePath) -> list[str]:
         return self.call("names", path, lambda: sorted(self._directory(path).current))
 
@@ -186,7 +195,7 @@ class SimulatedDisk:
         return self.call("lock", path, lambda: self._lock(path, shared))
 
     def temp_name(self, path: PurePath) -> PurePath:
-        names = (path.with_name(f"{path.name}.{number}{TEMP_SUFFIX}") for number in count())
+        names = (path.with_name(f"{path.name}.{number:016x}{TEMP_SUFFIX}") for number in count())
         return next(name for name in names if not self.exists(name))
 
     # --- faults --------------------------------------------------------------------------------------------

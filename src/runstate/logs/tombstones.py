@@ -6,13 +6,13 @@ from contextlib import suppress
 from pathlib import PurePath
 
 from runstate.logs.directories import names_in, remove_tree
-from runstate.logs.disk import TEMP_SUFFIX, Disk
+from runstate.logs.disk import Disk, temp_target
 
 _tombstone = ".deleted"
 
 
 def is_tombstone(name: str) -> bool:
-    return name.startswith(f"{_tombstone}.") and name.endswith(TEMP_SUFFIX)
+    return temp_target(name) == _tombstone
 
 
 def bury(disk: Disk, home: PurePath, lock: PurePath) -> None:

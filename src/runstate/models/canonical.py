@@ -20,6 +20,9 @@ from runstate.errors import InvalidJson
 depth_max = 100
 """How deep JSON may be nested. Deeper documents are attacks or accidents, and break recursive readers."""
 
+undecodable = (msgspec.MsgspecError, UnicodeError, RecursionError)
+"""What msgspec raises about bytes that are not the JSON it expects. RecursionError: they are nested too deep."""
+
 integer_max = 2**53 - 1
 """The largest integer that every JSON reader keeps exact."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -23,9 +24,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that users of Spark know
 
 from runstate.errors import InvalidUrl, LogFailed, LogNotFound, LogTooNew, Unsupported
-from runstate.logs.disk import RealDisk
+from runstate.logs.disk import DIRECTORY_MODE, FILE_MODE, RealDisk, make_directories, temp_target
 from runstate.logs.log import Finding, now
+from runstate.logs.target_directory import cannot_write, check_target, remove_own
 from runstate.models.model import AnyModel
+from runstate.models.registry import resolve_model
 from runstate.pipeline.audit_walk import KeptSnapshots, Source, side_by_side
 from runstate.pipeline.checks import Audited, Bounds, Kept, audit_stream, conflicts, parse_time
 from runstate.pipeline.failures import readable
@@ -54,6 +57,11 @@ COVERED = "audit.covered"
 _asked_wrongly = (InvalidUrl, LogNotFound, LogTooNew, Unsupported)
 """What the asker must mend. Everything else that is wrong with a log is a finding about it."""
 _codes_max = 1000
+_nothing = re.compile("(?!)")
+_findings_name = re.compile("[0-9a-f]{16}")
+_part = r"(part-\d{5}-[0-9a-f-]{36}[^/]*\.parquet|_SUCCESS)"
+_findings = re.compile(rf"{_findings_name.pattern}/({_part}|\.{_part}\.crc)?")
+"""Directories of findings, and the files that Spark writes to them."""
 
 Row = tuple[str | None, str | None, int | None, str, str, str, str]
 
@@ -64,9 +72,7 @@ Row = tuple[str | None, str | None, int | None, str, str, str, str]
 def _plan(request: Request, count: int) -> list[Shard]:
     """Shards over all that can be listed; at least one, which tells of what cannot."""
     if directory := request.options.get("snapshots"):
-        info = open_snapshot_table(Path(directory)).info
-        if info.model != request.model:
-            raise InvalidOption(f"{directory} holds snapshots of the model {info.model!r}, not of {request.model!r}")
+        resolve_model(open_snapshot_table(Path(directory)).info.model, request.model, directory)
     return cut(merge(*(_weights(url) for url in dict.fromkeys(request.urls))), count, request.shard_weight_min) or [
         Shard()
     ]
@@ -316,30 +322,59 @@ def _example(row: Any) -> dict[str, Any]:
     return {**members, "details": msgspec.json.decode(members["details"])}
 
 
+def check_findings_target(to: Path) -> None:
+    """
+    Raises:
+        NotALog: something is there already.
+        LogFailed: findings are there already, or it cannot be written.
+    """
+    if (to / "_SUCCESS").exists():
+        raise LogFailed(f"{to} holds the findings of another audit. Choose an empty or new directory")
+    check_target(to, _nothing, has_marker=False)
+    check_target(to.absolute().parent, _nothing, has_marker=True)
+
+
+def remove_findings(directory: Path) -> None:
+    """Remove what `write` wrote to directories in this one that are named by 16 hexadecimal digits.
+
+    Raises:
+        OSError: a file cannot be removed.
+    """
+    for path in directory.iterdir():
+        if _findings_name.fullmatch(temp_target(path.name) or ""):
+            shutil.rmtree(path, ignore_errors=True)  # It does not follow a symlink.
+    remove_own(directory, _findings)
+
+
 def write(frame: DataFrame, to: Path) -> DataFrame:
-    """Run the audit and keep all of its rows as Parquet in a new directory. Returns them as they stand there.
+    """Run the audit and keep all of its rows as Parquet in a new or empty directory. Returns them as they stand there.
 
     The directory is there once everything in it is, and survives a power cut then.
 
     Raises:
-        LogFailed: something is there already, or it cannot be written.
+        NotALog: something else is there already.
+        LogFull, LogFailed: findings are there already, or it cannot be written.
         PipelineFailed: a task failed; nothing is there.
     """
     to = to.absolute()
-    if to.exists():
-        raise LogFailed(f"{to} is there already; choose another directory for the findings")
+    check_findings_target(to)
     temporary = Path(RealDisk().temp_name(to))
+    rows = temporary / "rows"
     try:
+        make_directories(RealDisk(), temporary)
         with readable("audit"):
-            frame.write.parquet(f"file://{temporary}")
-        for path in temporary.iterdir():
+            frame.write.parquet(f"file://{rows}")
+        # Executors write with a mode of their own. Nobody else can look into the directory until it is right.
+        for path in rows.iterdir():
             with open(path, "rb+") as file:
+                os.fchmod(file.fileno(), FILE_MODE)
                 os.fsync(file.fileno())
-        RealDisk().sync_directory(temporary)
-        temporary.rename(to)
+        rows.chmod(DIRECTORY_MODE)
+        RealDisk().sync_directory(rows)
+        rows.rename(to)
         RealDisk().sync_directory(to.parent)
     except OSError as error:
-        raise LogFailed(f"The findings cannot be written to {to}: {error.strerror}") from error
+        raise cannot_write(to, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return frame.sparkSession.read.parquet(f"file://{to}")

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from runstate.errors import RunstateError
+from runstate.errors import RunstateError, shown_url
 from runstate.logs.log import Finding
 from runstate.models.model import AnyModel, ColumnFold
 from runstate.pipeline.checks import Kept
@@ -27,7 +27,7 @@ class Source:
     """The streams of one origin in a shard. What stands in the way is told, and if possible gone around."""
 
     def __init__(self, url: str, shard: Shard) -> None:
-        self.url, self.findings = url, list[Finding]()
+        self.url, self._url, self.findings = shown_url(url), url, list[Finding]()
         self._all, self._shard, self._again = shard, shard, False
         self._origin: Origin | None = None
         self._lost: list[str] = []
@@ -35,7 +35,7 @@ class Source:
 
     def readers(self) -> Iterator[StreamReader]:
         try:
-            self._origin = open_origin(self.url)
+            self._origin = open_origin(self._url)
         except Exception as error:  # noqa: BLE001 - the other origins are still to be audited
             self._cut_short(error)
             return
@@ -49,7 +49,7 @@ class Source:
     def rest(self) -> Iterator[Finding]:
         """What is wrong beyond single streams."""
         try:
-            origin = open_origin(self.url)
+            origin = open_origin(self._url)
         except Exception:  # noqa: BLE001 - `readers` has met it too, and has told it
             return
         try:

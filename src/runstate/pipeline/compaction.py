@@ -12,7 +12,13 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
-from runstate.pipeline.event_table import event_table_schema, head_schema, open_event_table, quarantine_schema
+from runstate.pipeline.event_table import (
+    event_table_schema,
+    head_schema,
+    open_event_table,
+    quarantine_schema,
+    without_secrets,
+)
 from runstate.pipeline.ingest import known_heads, written, written_schema
 from runstate.pipeline.rows import pack
 from runstate.pipeline.shards import Shard, cut
@@ -57,7 +63,8 @@ def _batches(table: Table, kind: str, schema: pa.Schema, shard: Shard) -> Iterat
         yield from pack(schema, ((stream, *msgspec.structs.astuple(known)) for stream, known in heads))
         return
     for piece in table.pieces(files, shard, schema.names):
-        yield from piece.combine_chunks().to_batches()
+        kept = piece if kind == "events" else without_secrets(piece)
+        yield from kept.combine_chunks().to_batches()
 
 
 def _plan(request: Request, count: int) -> list[Shard]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from runstate.errors import InvalidUrl, LogNotFound, NotALog
+from runstate.errors import InvalidUrl, LogNotFound, NotALog, redact, shown_url
 from runstate.logs.log import Finding, Head, Record, StoredSnapshot
 from runstate.models.model import AnyModel
 from runstate.pipeline.origins import Lines, NumberedLines, StreamReader
@@ -69,6 +69,14 @@ def open_event_table(directory: Path) -> Table:
     if table.info.kind != "events":
         raise NotALog(f"{directory} holds {table.info.kind}, not events")
     return table
+
+
+def without_secrets(rows: pa.Table) -> pa.Table:
+    """Rows of the kinds `refusals` and `quarantine`. Earlier versions stored URLs in them with their passwords."""
+    for name in {"url", "reason"} & set(rows.column_names):
+        texts = [None if text is None else redact(text) for text in rows.column(name).to_pylist()]
+        rows = rows.set_column(rows.column_names.index(name), name, pa.array(texts, pa.string()))
+    return rows
 
 
 class TableStream:
@@ -129,7 +137,7 @@ class TableOrigin:
         path = url.removeprefix("table:")
         if not path:
             raise InvalidUrl("table: names no directory: write table:DIR")
-        self.url = url
+        self.url = shown_url(url)
         self.table = open_event_table(Path(path))
         self.model_name: str | None = self.table.info.model
         if not self.table.commits():

@@ -48,9 +48,9 @@ file_counts = ("lines", "events", "quarantined", "streams", "missing")
 # --- grouped by stream ----------------------------------------------------------------------------------------
 
 
-def assembled(lines: DataFrame, table: Table, tasks: int) -> DataFrame:
+def assembled(lines: DataFrame, table: Table, model: str, tasks: int) -> DataFrame:
     """The view `lines` written into new files of the table: one shuffle, and a row for each task."""
-    directory, model, persisted_at = str(table.directory.absolute()), table.info.model, now()
+    directory, persisted_at = str(table.directory.absolute()), now()
 
     def assemble(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with told_to_driver():

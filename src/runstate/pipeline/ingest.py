@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import pyarrow as pa
 
-from runstate.errors import LogDamaged
+from runstate.errors import LogDamaged, shown_url
 from runstate.logs.log import Record
 from runstate.models.model import AnyModel
 from runstate.pipeline.event_table import event_table_schema, head_schema, open_event_table, quarantine_schema
@@ -149,7 +149,8 @@ def _by_stream(table: Table, files: Sequence[FileEntry], shard: Shard) -> Iterat
         for row in zip(*(piece.column(name).to_pylist() for name in head_schema.names), strict=True)
     )
     for stream, found in groupby(rows, key=itemgetter(0)):
-        yield stream, [Known(*row[1:]) for row in found]
+        # Earlier versions stored the URL with its password.
+        yield stream, [Known(seq, shown_url(url), *rest) for _, seq, url, *rest in found]
 
 
 def _rows(task: Task) -> Iterator[pa.RecordBatch]:
@@ -165,7 +166,7 @@ def _rows(task: Task) -> Iterator[pa.RecordBatch]:
             if _is_as_it_was(reader, before) or _was_refused(reader, refused.of(stream) or []):
                 files.counts["unchanged"] += 1
             elif stream == previous or (before is not None and before.url != reader.url):
-                elsewhere = before.url if before is not None else task.request.urls[0]
+                elsewhere = before.url if before is not None else shown_url(task.request.urls[0])
                 _refuse(reader, files, "stream.in_two_logs", f"The table has this stream from {elsewhere} already")
             else:
                 _ingest_stream(reader, before, files)

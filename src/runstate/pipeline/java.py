@@ -1,7 +1,8 @@
 """The Java that Spark runs on: the machine's own, else the one that `pip install 'runstate[spark]'` brings along.
 
 Spark is never handed a Java itself, but a directory with a small `bin/java` in front of it, which leaves out the
-options that this Java does not know or would print a warning for.
+options that this Java does not know or would print a warning for. It also makes everything that Spark and its Python
+workers write (checkpoints, findings, shuffle files) readable by its owner alone.
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ def java_home(java: Java) -> Path:
     # Of a class path that the archive was not made for, Java would complain each time it starts.
     script = (
         "#!/bin/sh\n"
+        "umask 077\n"
         f"archive={shlex.quote(str(class_archive(java)))}\n"
         "for option do\n"
         "  shift\n"

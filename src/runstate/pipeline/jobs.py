@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
+from runstate.errors import shown_url
 from runstate.models.canonical import digest
-from runstate.models.registry import find_model
+from runstate.models.registry import find_model, resolve_model
 from runstate.pipeline.compaction import check_compactable
 from runstate.pipeline.event_table import open_event_table
 from runstate.pipeline.failures import readable
@@ -91,6 +92,8 @@ def write_table(
     for row in rows:
         files += msgspec.json.decode(row["files"], type=list[FileEntry])
         counts.update(msgspec.json.decode(row["counts"], type=dict[str, int]))
+    if "urls" in consumed:
+        consumed = {**consumed, "urls": list(map(shown_url, consumed["urls"]))}
     number = len(table.commits())
     # A table without a commit is one that no job has finished.
     if files or replaces or consumed.get("files") or not number:
@@ -125,37 +128,39 @@ def ingest(
     """
     named = [urls] if isinstance(urls, str) else list(urls)
     name = model_of(named, model)
-    info = TableInfo("events", name, find_model(name).version, file_format)
+    found = find_model(name)
+    info = TableInfo("events", found.name, found.version, file_format)
     if any(url.startswith("files:") for url in named):
         check_files(named)
-        return _ingest_files(
-            spark, named, Table.make(to, info), shards or _tasks_per_core * _cores(spark), event_bytes_max
-        )
+        table = Table.make(to, info, is_model_given=model is not None)
+        return _ingest_files(spark, named, table, name, shards or _tasks_per_core * _cores(spark), event_bytes_max)
     Origins(named).close()  # What is not there is told before a table is made for it.
-    table = Table.make(to, info)
+    table = Table.make(to, info, is_model_given=model is not None)
     with table.writing(), readable("ingest"):
         frame = read_view(spark, named, "ingest", model=name, shards=shards, to=str(to.absolute()))
         return write_table(table, frame.collect(), {"urls": named})
 
 
-def compact(spark: SparkSession, to: Path, *, shards: int | None = None) -> Written:
+def compact(spark: SparkSession, to: Path, *, model: str | None = None, shards: int | None = None) -> Written:
     """Write an event table's files anew, as few large ones whose streams do not overlap. What it holds stays the same.
 
     Raises:
         PipelineFailed: a task failed; the table is as it was.
         LogBusy: another job is writing to the table.
         LogNotFound, NotALog: there is no event table.
+        UnknownModel, ModelMismatch: its model is not installed, and was not given.
         InvalidOption: it was made for another version of its model.
     """
-    table = open_event_table(to)
-    check_compactable(table, find_model(table.info.model).version)
+    table, url = open_event_table(to), f"table:{to.absolute()}"
+    check_compactable(table, resolve_model(table.info.model, model, f"The table in {to}").version)
+    name = model or table.info.model
     with table.writing(), readable("compact"):
         commits = table.commits()
         if not commits or commits[-1].consumed.get("compacts"):
             return Written(len(commits), {"rows": 0})
         consumed = {**commits[-1].consumed, "files": consumed_before(table), "compacts": len(commits)}
         options = {"to": str(to.absolute())}
-        frame = read_view(spark, f"table:{to.absolute()}", "compact", model=table.info.model, shards=shards, **options)
+        frame = read_view(spark, url, "compact", model=name, shards=shards, **options)
         return write_table(table, frame.collect(), consumed, replaces=True)
 
 
@@ -171,8 +176,9 @@ def check_files(urls: Sequence[str]) -> None:
         find_files(url)
 
 
-def _ingest_files(spark: SparkSession, urls: list[str], table: Table, tasks: int, event_bytes_max: int) -> Written:
-    name = table.info.model
+def _ingest_files(
+    spark: SparkSession, urls: list[str], table: Table, name: str, tasks: int, event_bytes_max: int
+) -> Written:
     with table.writing(), readable("ingest"):
         model = find_model(name)
         parts, consumed = new_parts(urls, consumed_before(table), model, event_bytes_max)
@@ -183,7 +189,7 @@ def _ingest_files(spark: SparkSession, urls: list[str], table: Table, tasks: int
             plan = planned(parts, tasks, model)
             options = {"plan": str(keep_plan(table, plan).absolute()), "event_bytes_max": str(event_bytes_max)}
             lines = read_view(spark, urls, "lines", model=name, shards=tasks, **options)
-            rows = assembled(lines, table, len(plan.bounds) + 1).collect()
+            rows = assembled(lines, table, name, len(plan.bounds) + 1).collect()
         return write_table(table, rows, {"urls": urls, "files": consumed}, counted=counted)
 
 
@@ -207,9 +213,10 @@ def replay(
     """
     named = [urls] if isinstance(urls, str) else list(urls)
     name = model_of(named, model)
-    version = find_model(name).version
+    found = find_model(name)
+    version = found.version
     Origins(named).close()  # What is not there is told before a table is made for it.
-    table = Table.make(to, TableInfo("snapshots", name, version))
+    table = Table.make(to, TableInfo("snapshots", found.name, version), is_model_given=model is not None)
     with table.writing(), readable("replay"):
         positions = _positions(named)
         consumed = {"urls": named, "version": version, "position": next(reversed(positions))}
@@ -246,5 +253,6 @@ def _positions(urls: Sequence[str]) -> dict[str, str]:
 
 def _goes_on(before: Mapping[str, Any], now: Mapping[str, Any], positions: Mapping[str, str]) -> str:
     """From where a replay may go on; nowhere if it is of other logs, or by another version of the model."""
-    same = all(before.get(part) == now[part] for part in ("urls", "version"))
+    is_same_log = list(map(shown_url, before.get("urls", ()))) == list(map(shown_url, now["urls"]))
+    same = is_same_log and before.get("version") == now["version"]
     return positions.get(str(before.get("position", "")), "") if same else ""

@@ -20,10 +20,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from runstate.errors import InvalidPosition, LogBusy, Unsupported
+from runstate.errors import InvalidPosition, LogBusy, Unsupported, shown_url
 from runstate.following import check_feed
 from runstate.logs.log import Capability, EventLog, Position, Record
-from runstate.logs.registry import open_log, shown_url
+from runstate.logs.registry import open_log
 from runstate.pipeline.failures import told_to_driver
 from runstate.pipeline.rows import pack_records, rows_max
 from runstate.pipeline.views import InvalidOption
@@ -199,6 +199,8 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
 
     def _places(self, offset: Offset) -> dict[str, Place]:
+        # Earlier versions wrote … in the place of a password.
+        offset = {shown_url(url): place for url, place in offset.items()}
         if offset.keys() != self._urls.keys():
             raise InvalidPosition(
                 f"The checkpoint is that of {', '.join(sorted(offset))}, and not of {', '.join(sorted(self._urls))}; "

@@ -16,12 +16,12 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from runstate.errors import InvalidUrl
+from runstate.errors import InvalidUrl, shown_url
 from runstate.logs.log import EventLog, Position, Record
-from runstate.logs.registry import shown_url
 from runstate.models.model import Alert, AnyModel
 from runstate.models.registry import find_model
 from runstate.pipeline.live import FeedReader, Part, open_feed, read_part
+from runstate.pipeline.parquet_manifest import manifest_paths
 from runstate.pipeline.parquet_sink import ParquetSink
 from runstate.pipeline.rows import pack
 from runstate.projector import Projector
@@ -60,7 +60,7 @@ class Target(msgspec.Struct, frozen=True):
     def is_there(self) -> bool:
         """Whether the sink can have any rows yet, or still."""
         directory = Path(self.state) / "rows" if self.to == "console" else Path(self.to.removeprefix("parquet:"))
-        return self.to == "store" or any(directory.glob("manifest*.json"))
+        return self.to == "store" or any(manifest_paths(directory))
 
 
 class Progress(msgspec.Struct, frozen=True):

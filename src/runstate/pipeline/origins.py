@@ -12,12 +12,12 @@ from heapq import merge
 from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol, Self
 
-from runstate.errors import InvalidStream, LogDamaged, Unsupported
+from runstate.errors import InvalidStream, LogDamaged, RunstateError, Unsupported, shown_url
 from runstate.logs.log import Capability, EventLog, Finding, Head, Record, StoredSnapshot, begins_after
+from runstate.logs.pairing import default_model, recorded_model
 from runstate.logs.registry import open_log
-from runstate.models.registry import find_model
+from runstate.models.registry import find_model, resolve_model
 from runstate.pipeline.shards import Shard, cut
-from runstate.store import default_model
 
 if TYPE_CHECKING:
     from runstate.pipeline.event_table import TableOrigin
@@ -97,6 +97,7 @@ class StreamReader(Protocol):
 
 class Origin(Protocol):
     url: str
+    """Without its secrets: it names the origin in everything that is stored."""
     model_name: str | None
     """The model whose events it is known to hold."""
 
@@ -161,7 +162,7 @@ class LogOrigin:
     model_name: str | None = None
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.url = shown_url(url)
         self._log = open_log(url, create=False)
         if Capability.DURABLE not in self._log.capabilities:
             raise Unsupported(f"{url[:80]!r} lives in the memory of one process; Spark's executors cannot read it")
@@ -204,19 +205,31 @@ def open_origin(url: str) -> Origin:
     return LogOrigin(url)
 
 
-def model_of(urls: Sequence[str], model: str | None) -> str:
-    """The model to read with: the one that was named, a table's own, or the one that goes with the first log.
+def model_of(urls: Sequence[str], given: str | None) -> str:
+    """What to load the model with, here and on executors: `given` by the caller, or the name of an installed model.
+
+    Without `given`, it is the model that the first URL records, or the one that goes with the first log.
 
     Raises:
-        UnknownModel: there is none of that name.
+        UnknownModel: there is no such model.
+        ModelMismatch: a table or an archive among the URLs records another model.
         LogNotFound, NotALog: there is no such table.
     """
-    if model is None and urls[0].startswith("table:"):
-        origin = open_origin(urls[0])
-        model = origin.model_name
-    found = model or default_model(urls[0])
-    find_model(found)
-    return found
+    if given is None:
+        recorded = _recorded_model(urls[0])
+        given = default_model(urls[0]) if recorded is None else resolve_model(recorded, None, urls[0][:200]).name
+    find_model(given)
+    for url in urls:
+        recorded = None
+        with suppress(RunstateError):  # Its reader reports a log that cannot be read; to an audit, that is a finding.
+            recorded = _recorded_model(url)
+        if recorded is not None:
+            resolve_model(recorded, given, url[:200])
+    return given
+
+
+def _recorded_model(url: str) -> str | None:
+    return open_origin(url).model_name if url.startswith("table:") else recorded_model(url)
 
 
 class Origins:

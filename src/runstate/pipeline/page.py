@@ -9,13 +9,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import re
 from collections.abc import Callable, Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from runstate.logs.registry import shown_url
+from runstate.errors import shown_url
+from runstate.logs.disk import TEMP
+from runstate.logs.target_directory import check_target
 from runstate.pipeline import page_charts as charts
 from runstate.pipeline.page_markup import (
     Html,
@@ -33,6 +37,7 @@ from runstate.pipeline.page_report import Report
 
 table_rows_max = 500
 """Rows of one table. A page that no browser can show is no report."""
+_leftovers = re.compile(rf"report\.html{TEMP}")
 
 
 def render(report: Report) -> bytes:
@@ -64,6 +69,17 @@ def render(report: Report) -> bytes:
         tag("script", Html(script)),
     )
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n".encode()
+
+
+def check_report_target(directory: Path) -> None:
+    """Check that a directory may hold a report: it holds one already, or nothing.
+
+    Raises:
+        NotALog: something else is there.
+        LogFailed: it cannot be read or written.
+    """
+    path = directory / "report.html"
+    check_target(directory, _leftovers, has_marker=path.is_file() and _colophon.encode() in path.read_bytes())
 
 
 def _asset(name: str) -> str:

@@ -7,12 +7,11 @@
 Every `keep` publishes a version: one new file, and a manifest put in the place of the old one by a rename. A
 reader gets the old version or the new one, and so does whoever looks after a crash. The new file takes in those before
 it that are not much larger, so that there are O(log n) of them, and a row is written anew O(log n) times. A
-row without a body says that its stream was deleted. Files that none of the last versions needs are removed.
+row without a body says that its stream was deleted. Files of ours that the last versions do not need are removed.
 """
 
 from __future__ import annotations
 
-import errno
 import io
 import time
 from bisect import bisect_left
@@ -29,25 +28,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from runstate.errors import (
-    LogBusy,
-    LogDamaged,
-    LogFailed,
-    LogFull,
-    LogNotFound,
-    LogTooNew,
-    NotALog,
-    RunstateError,
-)
-from runstate.logs.disk import TEMP_SUFFIX, LockBusy, RealDisk, replace_durably, write_new
+from runstate.errors import LogBusy, LogDamaged, LogNotFound, NotALog, RunstateError
 from runstate.logs.disk import Lock as KernelLock
+from runstate.logs.disk import LockBusy, RealDisk, make_directories, refuse_links, replace_durably, write_new
 from runstate.logs.log import now
+from runstate.logs.target_directory import remove_own, writing_to
 from runstate.models.canonical import digest
 from runstate.models.model import AnyModel
+from runstate.pipeline.parquet_manifest import (
+    DataFile,
+    Manifest,
+    check_is_sink,
+    manifest_paths,
+    own_files,
+    read_manifest,
+    versions_kept,
+)
 from runstate.sinks import Projected
 
-versions_kept = 10
-"""So many versions can be read; with a new one every tenth of a second, a reader has a second."""
 schema = pa.schema(
     [
         ("stream", pa.string()),
@@ -64,7 +62,6 @@ schema = pa.schema(
         ("body", pa.string()),
     ]
 )
-_format = 1
 _growth = 2
 """A file is taken into the next one unless it has more than so many times the rows."""
 _group_rows = 1024
@@ -77,50 +74,18 @@ _disk = RealDisk()
 T = TypeVar("T")
 
 
-class DataFile(msgspec.Struct, frozen=True):
-    name: str
-    rows: int
-    bytes: int
-    """In memory."""
-    sha256: str
-
-
-class Version(msgspec.Struct, frozen=True, rename="camel"):
-    """What the table was at a moment."""
-
-    number: int
-    published_at: str
-    files: tuple[DataFile, ...]
-
-
-class Manifest(msgspec.Struct, frozen=True):
-    """What a manifest file says."""
-
-    model: str
-    versions: tuple[Version, ...] = ()
-    format: int = _format
-
-    @property
-    def files(self) -> tuple[DataFile, ...]:
-        return self.versions[-1].files if self.versions else ()
-
-    def published(self, files: tuple[DataFile, ...]) -> Manifest:
-        number = self.versions[-1].number + 1 if self.versions else 1
-        kept = (*self.versions, Version(number, now(), files))[-versions_kept:]
-        return msgspec.structs.replace(self, versions=kept)
-
-
 class ParquetSink:
     """A sink in a directory. Several may share it, in several threads or processes, each for streams of its own."""
 
     def __init__(self, directory: Path, model: AnyModel, *, aside: str = "") -> None:
         """
         Raises:
-            NotALog, LogTooNew: what is there holds something else, or is of a newer Runstate.
+            NotALog, LogTooNew: the directory holds something else, or a table of a newer Runstate.
         """
         self._directory, self._model, self._aside = directory, model, aside
         self._files = _files_in(directory / "data")
         self._manifest()
+        check_is_sink(directory)
 
     def load(self, stream: str) -> Projected | None:
         return self.load_all([stream]).get(stream)
@@ -181,26 +146,26 @@ class ParquetSink:
         self._remove_unused()
 
     def _remove_unused(self) -> None:
-        manifests = [read_manifest(path) for path in self._directory.glob("manifest*.json")]
+        try:
+            manifests = [read_manifest(path) for path in manifest_paths(self._directory)]
+        except RunstateError:
+            return  # A manifest that cannot be read may name any of the files.
         used = {file.name for each in manifests for version in each.versions for file in version.files}
-        self._files.remove_but(used)
-        for path in self._directory.glob(f"*{TEMP_SUFFIX}"):
-            _disk.remove(path)
+        kept = {"data/", ".lock", *(f"data/{name}" for name in used)}
+        remove_own(self._directory, own_files, keep=kept, disk=_disk)
+        self._files.forget_but(used)
 
     @contextmanager
     def _publishing(self) -> Iterator[None]:
-        try:
+        with writing_to(self._directory):
+            refuse_links(_disk, self._directory / "data")
             for directory in (self._directory, self._directory / "data"):
-                directory.mkdir(parents=True, exist_ok=True)
+                make_directories(_disk, directory)
             lock = _locked(self._directory / ".lock")
-        except OSError as error:
-            raise _refused(self._directory, error) from error
-        try:
-            yield
-        except OSError as error:
-            raise _refused(self._directory, error) from error
-        finally:
-            lock.release()
+            try:
+                yield
+            finally:
+                lock.release()
 
     def _manifest(self, aside: str | None = None) -> Manifest:
         path = self._path(self._aside if aside is None else aside)
@@ -283,10 +248,7 @@ class DataFiles:
         self._hold(path.name, table)
         return DataFile(path.name, table.num_rows, table.nbytes, digest(data))
 
-    def remove_but(self, used: set[str]) -> None:
-        for path in self._directory.iterdir():
-            if path.name not in used:
-                _disk.remove(path)
+    def forget_but(self, used: set[str]) -> None:
         with self._lock:
             for name in self._held.keys() - used:
                 del self._held[name]
@@ -327,26 +289,6 @@ def read_version(directory: Path, version: int | None = None, *, aside: str = ""
     return _retried(read)
 
 
-def read_manifest(path: Path) -> Manifest:
-    """
-    Raises:
-        LogNotFound, NotALog, LogTooNew: there is none, or none that we know.
-    """
-    try:
-        text = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        raise LogNotFound(f"There is no table of snapshots in {path.parent}", path=str(path.parent)) from None
-    except OSError as error:
-        raise LogFailed(f"{path} cannot be read: {error.strerror}") from error
-    try:
-        found = msgspec.json.decode(text, type=Manifest)
-    except msgspec.MsgspecError as error:
-        raise NotALog(f"{path} is no manifest of ours: {error}") from error
-    if found.format > _format:
-        raise LogTooNew(f"{path} has format {found.format}; upgrade Runstate to read it")
-    return found
-
-
 def _retried(read: Callable[[], T]) -> T:
     """Read, and once more if a file was removed meanwhile because newer versions have come.
 
@@ -360,11 +302,6 @@ def _retried(read: Callable[[], T]) -> T:
         return read()
     except FileNotFoundError as error:
         raise LogDamaged(f"{error.filename} is gone, and the manifest names it", path=str(error.filename)) from error
-
-
-def _refused(directory: Path, error: OSError) -> RunstateError:
-    kind = LogFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else LogFailed
-    return kind(f"{directory} cannot be written: {error.strerror or error}")
 
 
 def _locked(path: Path) -> KernelLock:

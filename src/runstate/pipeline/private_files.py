@@ -11,6 +11,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from runstate.logs.disk import RealDisk, make_directories
+
 
 def private_file(name: str, text: str, *, mode: int = 0o600) -> Path:
     """A file of that content in a directory that only this user can write to; made once, whole at any moment."""
@@ -35,7 +37,7 @@ def private_directory(purpose: str) -> Path:
 def _cache_directory() -> Path:
     with contextlib.suppress(OSError, RuntimeError):
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "runstate"
-        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directories(RealDisk(), base)
         # What lies here gets executed: nobody else may have made the directory, or be able to write into it.
         status = base.lstat()
         if status.st_uid == os.getuid() and not status.st_mode & 0o022 and os.access(base, os.W_OK) and base.is_dir():

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from runstate.logs.disk import RealDisk, write_private
+from runstate.models.canonical import undecodable
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -30,10 +33,10 @@ def told_to(directory: str) -> Told:
     path = Path(directory, ".progress.json")
 
     def tell(progress: StageProgress) -> None:
-        temporary = path.with_suffix(".tmp")
+        temporary = Path(RealDisk().temp_name(path))
         # A disk that is full shows when results are written; the view of the progress is not worth a failure.
         with suppress(OSError):
-            temporary.write_bytes(msgspec.json.encode(progress))
+            write_private(temporary, msgspec.json.encode(progress))
             temporary.replace(path)
 
     return tell
@@ -42,8 +45,14 @@ def told_to(directory: str) -> Told:
 def read_progress(directory: Path) -> StageProgress | None:
     try:
         return msgspec.json.decode((directory / ".progress.json").read_bytes(), type=StageProgress)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *undecodable):
         return None
+
+
+def forget_progress(directory: Path) -> None:
+    """Remove what an earlier run has left."""
+    with suppress(OSError):
+        (directory / ".progress.json").unlink(missing_ok=True)
 
 
 @contextmanager
@@ -65,8 +74,11 @@ def _watch(spark: SparkSession, stage: str, tell: Told, over: threading.Event) -
 
     if is_remote(spark):
         return
-    tracker = spark.sparkContext.statusTracker()
-    while not over.wait(_every_s):
-        active = [info for number in tracker.getActiveStageIds() if (info := tracker.getStageInfo(number)) is not None]
-        done = sum(info.numCompletedTasks for info in active)
-        tell(StageProgress(stage, done, sum(info.numTasks for info in active)))
+    # Spark may be shut down while it is asked, by an interrupt for instance; the job itself reports that.
+    with suppress(Exception):
+        tracker = spark.sparkContext.statusTracker()
+        while not over.wait(_every_s):
+            numbers = tracker.getActiveStageIds()
+            active = [info for number in numbers if (info := tracker.getStageInfo(number)) is not None]
+            done = sum(info.numCompletedTasks for info in active)
+            tell(StageProgress(stage, done, sum(info.numTasks for info in active)))

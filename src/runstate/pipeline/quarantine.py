@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from runstate.pipeline.event_table import open_event_table, quarantine_schema
+from runstate.pipeline.event_table import open_event_table, quarantine_schema, without_secrets
 from runstate.pipeline.file_progress import consumed_before
 from runstate.pipeline.plain_files import no_stream, scheme
 from runstate.pipeline.shards import Shard
@@ -28,7 +28,7 @@ def quarantined(directory: Path) -> Iterator[dict[str, Any]]:
     """Everything that was set aside: where it stands, why, and its bytes."""
     table = open_event_table(directory)
     for piece in table.pieces(table.files("quarantine"), Shard(), quarantine_schema.names):
-        yield from piece.to_pylist()
+        yield from without_secrets(piece).to_pylist()
     yield from _unfinished(table)
 
 

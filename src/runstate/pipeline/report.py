@@ -13,6 +13,7 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
+from runstate.errors import shown_url
 from runstate.pipeline.failures import readable
 from runstate.pipeline.jobs import read_view
 from runstate.pipeline.page_report import (
@@ -63,7 +64,7 @@ def report(
         try:
             totals = _totals(stored, [read_view(spark, p.urls, "snapshots", model=p.model) for p in parts])
             return Report(
-                generated_from=list(generated_from) or [url for part in parts for url in part.urls],
+                generated_from=[shown_url(url) for url in generated_from or (url for p in parts for url in p.urls)],
                 as_of=totals.last_event_at or "",
                 totals=totals,
                 steps=_steps(spans),

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from runstate.errors import RunstateError, Unsupported
+from runstate.errors import RunstateError, Unsupported, redact, shown_url
 from runstate.pipeline.java import find_java, java_home
 from runstate.pipeline.machine import usable_cores, usable_memory_bytes
 from runstate.pipeline.private_files import private_file
@@ -174,7 +174,7 @@ def _is_stopped(spark: SparkSession) -> bool:
 
 
 def _adopted(spark: SparkSession, master: str | None, remote: str | None, conf: dict[str, str]) -> SparkSession:
-    wanted = _without_secrets(remote) if remote else master and _sized(master)
+    wanted = shown_url(remote) if remote else master and _sized(master)
     actual = "a Connect server" if is_remote(spark) else spark.sparkContext.master
     if wanted and (is_remote(spark) or remote is not None or wanted != actual):
         raise SessionConflict(
@@ -212,16 +212,12 @@ def _check_reachable(remote: str) -> None:
         address = urlsplit(remote)
         socket.create_connection((address.hostname, address.port or 15002), timeout=20).close()
     except (OSError, ValueError) as error:
-        shown = _without_secrets(remote)
+        shown = shown_url(remote)
         raise ServerUnreachable(f"There is no Spark Connect server at {shown}: {error}", remote=shown) from error
 
 
-def _without_secrets(remote: str) -> str:
-    # sc://host:port/;token=…
-    return remote.partition("/;")[0]
-
-
 def _started(master: str | None, app_name: str, conf: dict[str, str]) -> SparkSession:
+    from pyspark import SparkConf, SparkContext
     from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 
@@ -247,7 +243,18 @@ def _started(master: str | None, app_name: str, conf: dict[str, str]) -> SparkSe
             # They print what is raised anyway, and the JVM's stack with it.
             PySparkLogger.getLogger(name).setLevel("CRITICAL")
     with _environment(environment):
+        open_settings = {name: value for name, value in settings.items() if not _is_secret(name, value)}
+        if len(open_settings) < len(settings) and not submitted:
+            # pyspark puts all settings on Java's command line, which everybody on this machine can read. Those that
+            # are set after Java was started are sent to it through a socket.
+            SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll([*open_settings.items()]))
         return SparkSession.builder.appName(app_name).config(map={**settings}).getOrCreate()
+
+
+def _is_secret(name: str, value: str) -> bool:
+    """Whether a setting holds a secret, and Java can start without it."""
+    text = f"{name}={value}"
+    return redact(text) != text and not name.startswith(("spark.driver.", "spark.jars"))
 
 
 def is_local(master: str | None) -> bool:
@@ -266,6 +273,8 @@ def _defaults(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
         "spark.ui.enabled": "false",
         **({} if conf.get("spark.ui.enabled") == "true" else _short_memory),
         "spark.ui.showConsoleProgress": "false",
+        # What Spark writes for us, such as findings and checkpoints, is for its owner alone.
+        "spark.hadoop.fs.permissions.umask-mode": "077",
         # Less waiting for each Python task than on a TCP socket.
         "spark.python.unix.domain.socket.enabled": "true",
     }

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from runstate.errors import RunstateError, Unsupported
+from runstate.logs.disk import write_private
 from runstate.logs.registry import entry_point_of, extra_of
 from runstate.pipeline.private_files import process_directory
 
@@ -68,7 +69,7 @@ def package_zip() -> Path:
             archive.writestr(zipfile.ZipInfo(place, _oldest_time), text, zipfile.ZIP_DEFLATED)
     data = content.getvalue()
     path = process_directory() / f"runstate-{installed.version}-{hashlib.sha256(data).hexdigest()[:12]}.zip"
-    path.write_bytes(data)
+    write_private(path, data)
     return path
 
 

@@ -12,7 +12,7 @@ import secrets
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Annotated, Any, Protocol, Self
 from zlib import crc32
 
 import msgspec
@@ -20,14 +20,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc
 import pyarrow.parquet as pq
+from msgspec import Meta
 
 from runstate.errors import LogFailed, RunstateError
+from runstate.logs.disk import open_private
 from runstate.pipeline.shards import Shard
 
 chunk_rows = 1 << 16
 chunk_bytes = 64 << 20
 """A chunk is closed at so many rows, or once its columns have so many bytes: what a reader holds in memory at once."""
 file_bytes_max = 512 << 20
+DATA_FILE = r"(events|heads|quarantine|snapshots)-[0-9a-f]{16}\.(parquet|arrow)"
+"""The names of files that a `SortedWriter` writes, as a regular expression: kind, random digits, format."""
 _repetitive = ["stream", "type", "tenant", "step_id", "model", "status", "url", "code"]
 
 
@@ -60,7 +64,8 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class FileEntry(msgspec.Struct, frozen=True):
     """A file of a table, as its commit tells of it."""
 
-    name: str
+    name: Annotated[str, Meta(pattern=r"^[a-z]+-[0-9a-f]{16}\.(?:parquet|arrow)\Z")]
+    """Of a file in the table's own directory. A commit that names any other file is damaged."""
     kind: str
     bytes: int
     footer: Section
@@ -129,7 +134,7 @@ class _SummedFile(io.FileIO):
     """A new file that sums up what is written to it, section by section."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, "xb")
+        super().__init__(path, "xb", opener=open_private)
         self._start = self._end = self._crc = 0
 
     def write(self, data: Any) -> int:
@@ -243,6 +248,8 @@ def pieces(directory: Path, files: Sequence[FileEntry], shard: Shard, columns: S
     cursors = [cursor for entry in files if (cursor := _Cursor(directory, entry, shard, columns)).ready()]
     while cursors:
         bound = min(cursor.last for cursor in cursors)
+        if all(cursor.first > bound for cursor in cursors):
+            raise TableDamaged(f"{directory} has rows that are not sorted by stream; {_advice}", path=str(directory))
         parts, owner = [], None
         for cursor in cursors:
             if cursor.first > bound:

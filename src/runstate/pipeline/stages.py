@@ -1,6 +1,7 @@
 """The pipeline as a run of our own orchestrator: ingest → replay → audit → report.
 
-    DIR/inputs/MODEL.json     which logs of a model there are, and what tells whether they have changed
+    DIR/inputs/MODEL.json     which logs of a model there are, and what tells whether they have changed: the marker
+                              of the directory
     DIR/events/MODEL          the event table
     DIR/snapshots/MODEL       the snapshot table
     DIR/findings/MODEL/NAME   what the audit found, as Parquet
@@ -8,25 +9,27 @@
     DIR/spark.log             what Spark and its workers have printed
     DIR/runs/pipeline         the run itself: its events, and what each stage says it has done
 
-Each stage is a work item with artifacts, one for each model. A pipeline that is killed goes on without redoing finished
-stages; a log that has changed makes exactly those stages stale that depend on it.
+MODEL is the name of a model, wherever its code is. Each stage is a work item with artifacts, one for each model. A
+pipeline that is killed goes on without redoing finished stages; a log that has changed makes exactly those stages stale
+that depend on it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from runstate.errors import LogBusy, LogFailed, LogNotFound
-from runstate.logs.disk import LockBusy, RealDisk, replace_durably
-from runstate.models.canonical import digest
+from runstate.errors import LogNotFound, NotALog, UnknownModel, shown_url
+from runstate.logs.disk import RealDisk, make_directories, replace_durably
+from runstate.logs.target_directory import writing_to
+from runstate.models.canonical import digest, undecodable
+from runstate.models.registry import find_model, resolve_model
 from runstate.pipeline.origins import model_of, open_origin
 from runstate.pipeline.page import render
 from runstate.pipeline.page_report import FindingRow, Quarantine, Report
@@ -38,15 +41,22 @@ from runstate.runtimes.orchestrator import Graph, Job
 place = "runstate.pipeline.stages:graph"
 spark_variable = "RUNSTATE_PIPELINE_SPARK"
 """How the processes of the run learn which Spark to use: JSON of `SparkSettings`. It changes no result."""
+_urls_variable = "RUNSTATE_PIPELINE_URLS"
+"""How they learn the secrets of URLs, which no file or command line holds: JSON, the whole URL by the stored one."""
+model_variable = "RUNSTATE_PIPELINE_MODEL"
+"""How the processes of the run learn which model the caller gave. Unset: the recorded one must be installed."""
 run_id = "pipeline"
 _stage_max_s = 7 * 86_400.0
+_directory_name = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 class Inputs(msgspec.Struct, frozen=True):
     """`inputs/MODEL.json`: everything that a model's stages depend on."""
 
     model: str
+    """Its name. Where it is loaded from is not recorded."""
     urls: list[str]
+    """Without their secrets, in files of the present version."""
     directory: str
     """The pipeline's own, absolute."""
     versions: dict[str, str]
@@ -83,80 +93,101 @@ class AuditOutcome(msgspec.Struct):
 
 
 def grouped(urls: Sequence[str], model: str | None) -> dict[str, list[str]]:
-    """The URLs by the model that each is read with.
+    """The URLs by the name of the model that each is read with.
 
     Raises:
-        InvalidUrl, UnknownModel, LogNotFound: before anything is begun.
+        InvalidUrl, UnknownModel, ModelMismatch, LogNotFound: before anything is begun.
     """
     groups: dict[str, list[str]] = {}
     for url in urls:
-        groups.setdefault(model_of([url], model), []).append(url)
+        groups.setdefault(_directory_name_of(find_model(model_of([url], model)).name), []).append(url)
     return groups
 
 
-def write_inputs(directory: Path, groups: dict[str, list[str]], settings: dict[str, Any]) -> None:
+def absolute_place(model: str) -> str:
+    """A model for the processes of the run, which may have another working directory."""
+    return str(Path(model).absolute()) if model.rpartition(":")[0].endswith(".py") else model
+
+
+def _directory_name_of(model: str) -> str:
+    """The name of a model, which is also that of its files and directories.
+
+    Raises:
+        UnknownModel: it cannot be.
+    """
+    if not _directory_name.fullmatch(model):
+        raise UnknownModel(
+            f"The model is called {model!r}, which cannot be the name of a directory. Give it a name of letters, "
+            "digits, '.', '-' and '_'"
+        )
+    return model
+
+
+def write_inputs(directory: Path, groups: dict[str, list[str]], settings: dict[str, Any]) -> list[str]:
     """Look at all logs, and write down what a run depends on. A file that says the same stays as it is.
+
+    Returns the names of the models. The processes of the run get the URLs as they are, through the environment. The
+    files get them without their secrets, so another password changes nothing.
 
     Raises:
         LogNotFound, NotALog, Unsupported: a log cannot be read.
-        InvalidOption: the directory was made from more than these.
-        LogFailed: the directory cannot be written.
+        InvalidOption: the directory was made from more than these, or two URLs differ only in their secrets.
+        LogFull, LogFailed: the directory cannot be written.
     """
-    versions = {url: _version(url) for urls in groups.values() for url in urls}
-    for model, before in _inputs_in(directory).items():
-        if dropped := set(before.urls) - set(groups.get(model, ())):
+    given = {url: shown_url(url) for urls in groups.values() for url in urls}
+    if len(set(given.values())) < len(given):
+        raise InvalidOption("Two of the URLs are the same without their secrets; name each log once")
+    with_secrets = {shown: url for url, shown in given.items() if shown != url}
+    os.environ[_urls_variable] = msgspec.json.encode(with_secrets).decode()
+    versions = {shown: _version(url) for url, shown in given.items()}
+    shown = {model: [given[url] for url in urls] for model, urls in groups.items()}
+    for model, before in inputs_in(directory).items():
+        if dropped := set(map(shown_url, before.urls)) - set(shown.get(model, ())):
             raise InvalidOption(
                 f"{directory} was made from {min(dropped)} too, and its tables hold that; name all of its logs, "
                 "or choose another directory"
             )
-    try:
-        (directory / "inputs").mkdir(parents=True, exist_ok=True)
-        for model, urls in groups.items():
+    with writing_to(directory):
+        make_directories(RealDisk(), directory / "inputs")
+        for model, urls in shown.items():
             found = Inputs(model, urls, str(directory.absolute()), {url: versions[url] for url in urls}, settings)
             path = directory / "inputs" / f"{model}.json"
             text = msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
             if not path.exists() or path.read_bytes() != text:
                 publish(path, text)
-    except OSError as error:
-        raise LogFailed(f"{directory} cannot be written: {error.strerror}; choose another target") from error
+    return list(groups)
 
 
-def read_inputs(directory: Path) -> dict[str, Inputs]:
-    """What the last run of a pipeline depended on, by model.
+def read_inputs(directory: Path, model: str | None) -> dict[str, Inputs]:
+    """What the last run of a pipeline depended on, by the name of the model. `model` is the one that the caller gave.
 
     Raises:
         LogNotFound: there is no pipeline in that directory.
+        NotALog: a file of its inputs is not one of ours.
+        UnknownModel, ModelMismatch: the model is not installed, and was not given.
     """
-    found = _inputs_in(directory)
+    found = inputs_in(directory)
     if not found:
         raise LogNotFound(f"There is no pipeline in {directory}; begin one: runstate pipeline run URL --to {directory}")
+    for name in found:
+        resolve_model(name, model, f"The pipeline in {directory}")
     return found
 
 
-def _inputs_in(directory: Path) -> dict[str, Inputs]:
-    paths = sorted((directory / "inputs").glob("*.json"))
-    return {path.stem: msgspec.json.decode(path.read_bytes(), type=Inputs) for path in paths}
-
-
-@contextmanager
-def alone_in(directory: Path) -> Iterator[None]:
-    """Be the only one who runs the pipeline of a directory.
-
-    Raises:
-        LogBusy: somebody else does.
-        LogFailed: the directory cannot be written.
-    """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = RealDisk().lock(directory / ".lock")
-    except LockBusy as error:
-        raise LogBusy(f"Another pipeline is at work in {directory}; try again when it is done") from error
-    except OSError as error:
-        raise LogFailed(f"{directory} cannot be written: {error.strerror}; choose another target") from error
-    try:
-        yield
-    finally:
-        lock.release()
+def inputs_in(directory: Path) -> dict[str, Inputs]:
+    """The inputs of a pipeline, by the name of the model. NotALog: a file there is not one of ours."""
+    found = {}
+    for path in sorted((directory / "inputs").glob("*.json")):
+        try:
+            inputs = msgspec.json.decode(RealDisk().read(path), type=Inputs)
+        except (OSError, *undecodable) as error:
+            raise NotALog(f"{path} was not written by Runstate: {error}; choose another directory") from error
+        if inputs.model != path.stem:
+            raise NotALog(
+                f"{path} was not written by Runstate: it names {inputs.model[:80]!r}; choose another directory"
+            )
+        found[inputs.model] = inputs
+    return found
 
 
 def _version(url: str) -> str:
@@ -221,12 +252,10 @@ def publish(path: Path, data: bytes) -> None:
     """Write a file that is there either whole or not at all.
 
     Raises:
-        LogFailed: the disk refused.
+        LogFull, LogFailed: the disk refused.
     """
-    try:
+    with writing_to(path):
         replace_durably(RealDisk(), path, data)
-    except OSError as error:
-        raise LogFailed(f"{path} cannot be written: {error.strerror}") from error
 
 
 # --- the stages, as workers of the graph ------------------------------------------------------------------
@@ -268,7 +297,17 @@ def _spark(directory: str, stage: str, urls: Sequence[str] = ()) -> Any:
 
 
 def _inputs(job: Job) -> Inputs:
-    return msgspec.json.decode(job.read("inputs/{scope}.json"), type=Inputs)
+    """What the job depends on, with the whole URLs."""
+    stored = msgspec.json.decode(job.read("inputs/{scope}.json"), type=Inputs)
+    with_secrets = msgspec.json.decode(os.environ.get(_urls_variable, "{}"), type=dict[str, str])
+    return msgspec.structs.replace(stored, urls=[with_secrets.get(url, url) for url in stored.urls])
+
+
+def _loadable(model: str) -> str:
+    """What to load the model of this name with: what the caller gave, or the name itself if it is installed."""
+    given = os.environ.get(model_variable)
+    resolve_model(model, given, "The pipeline")
+    return given or model
 
 
 def _ingest(job: Job) -> None:
@@ -284,7 +323,7 @@ def _ingest(job: Job) -> None:
     file_format = inputs.settings.get("format", "parquet")
     with tracked(spark, f"ingest {inputs.model}", told_to(inputs.directory)):
         for urls in filter(None, (logs, plain)):
-            done = ingest(spark, urls, to, model=inputs.model, file_format=file_format)
+            done = ingest(spark, urls, to, model=_loadable(inputs.model), file_format=file_format)
     events = sum(entry.rows for entry in open_event_table(to).files("events"))
     set_aside = reasons(to)
     job.write_json("ingest/{scope}.json", IngestResult(done.commit, events, sum(set_aside.values()), set_aside))
@@ -298,7 +337,7 @@ def _replay(job: Job) -> None:
     spark, root = _spark(inputs.directory, "replay"), Path(inputs.directory)
     events, to = root / "events" / inputs.model, root / "snapshots" / inputs.model
     with tracked(spark, f"replay {inputs.model}", told_to(inputs.directory)):
-        done = replay(spark, f"table:{events}", to, model=inputs.model)
+        done = replay(spark, f"table:{events}", to, model=_loadable(inputs.model))
     job.write_json("replay/{scope}.json", ReplayResult(done.commit, *snapshot_counts(to)))
 
 
@@ -313,10 +352,11 @@ def _audit(job: Job) -> None:
         proven.append(f"table:{root / 'events' / inputs.model}")
     # Named by what it is about: an audit of something else never looks like this one.
     to = root / "findings" / inputs.model / digest(job.read("inputs/{scope}.json"))[:16]
-    shutil.rmtree(to.parent, ignore_errors=True)
-    to.parent.mkdir(parents=True, exist_ok=True)
+    with writing_to(to.parent):
+        make_directories(RealDisk(), to.parent)
+        audits.remove_findings(to.parent)
     with tracked(spark, f"audit {inputs.model}", told_to(inputs.directory)):
-        found = audits.audit(spark, proven, model=inputs.model, snapshots=root / "snapshots" / inputs.model)
+        found = audits.audit(spark, proven, model=_loadable(inputs.model), snapshots=root / "snapshots" / inputs.model)
         summary = audits.summary(audits.write(found, to))
     rows = [
         FindingRow(each.severity, each.code, each.count, each.example["stream"] or "", each.example["message"])
@@ -344,7 +384,7 @@ def _report(job: Job) -> None:
     with tracked(spark, "report", told_to(str(root))):
         made: Report = report(
             spark,
-            [Part([f"table:{root / 'events' / each.model}"], each.model) for each in inputs],
+            [Part([f"table:{root / 'events' / each.model}"], _loadable(each.model)) for each in inputs],
             findings=sorted((f for each in audits for f in each.findings), key=lambda f: (f.severity, f.code)),
             quarantine=Quarantine(sum(by_reason.values()), sorted(by_reason.items())),
             generated_from=[url for each in inputs for url in each.urls],

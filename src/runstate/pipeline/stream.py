@@ -11,7 +11,7 @@ though nothing comes, and a query that has died is started again from its checkp
 
 from __future__ import annotations
 
-import shutil
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -26,6 +26,7 @@ from runstate.errors import LogBusy, LogClosed, LogFailed, LogNotFound, Runstate
 from runstate.following import aside_name, heartbeat_s
 from runstate.logbook import Logbook
 from runstate.logs.disk import LockBusy, RealDisk
+from runstate.logs.target_directory import cannot_write, remove_own
 from runstate.models.canonical import digest
 from runstate.models.registry import find_model
 from runstate.pipeline.failures import SparkFailed, explain
@@ -244,10 +245,13 @@ class LiveProjection:
         name = f"{self._model.name}.v{self._model.version}.{digest(self._settings.target.to.encode())[:8]}"
         path = self._state / "checkpoints" / digest(name.encode())[:16]
         if all(kept.entry.position is None for kept in self._kept.values()) or not self._settings.target.is_there():
-            shutil.rmtree(path, ignore_errors=True)
-        for other in path.parent.glob("*"):
-            if other != path and not any(kept.entry.is_aside for kept in self._kept.values()):
-                shutil.rmtree(other, ignore_errors=True)
+            remove_own(self._state, _files_of_checkpoint(path.name), keep={"checkpoints/"})
+            if (path / "offsets").exists():
+                raise LogFailed(
+                    f"The checkpoint {path} cannot be removed: it is behind a symlink. Choose another --state"
+                )
+        if not any(kept.entry.is_aside for kept in self._kept.values()):
+            remove_own(self._state, _files_of_checkpoint(f"(?!{path.name})[0-9a-f]{{16}}"), keep={"checkpoints/"})
         return path
 
     def _keep(self, frame: DataFrame, batch: int) -> None:
@@ -266,6 +270,12 @@ class LiveProjection:
             self._away_since = None
 
 
+def _files_of_checkpoint(name: str) -> re.Pattern[str]:
+    """What Spark writes to the checkpoint of a query. `name` is a regular expression."""
+    numbered = r"(offsets|commits)/(\.?\d+(\.[^/]*)?)?"
+    return re.compile(rf"checkpoints/({name}/(\.?metadata(\.[^/]*)?|{numbered}|(sources|state)/.*)?)?")
+
+
 def settle(spark: SparkSession) -> None:
     """Make a batch cheap: each file of a checkpoint would cost two processes, for a mode and for a checksum file."""
     name = "spark.sql.streaming.checkpointFileManagerClass"
@@ -281,4 +291,4 @@ def _locked(state: Path) -> Any:
     except LockBusy as error:
         raise LogBusy(f"Another projection has its state in {state}; stop it, or choose another --state") from error
     except OSError as error:
-        raise LogFailed(f"{state} cannot be written: {error.strerror}") from error
+        raise cannot_write(state, error) from error

@@ -5,12 +5,13 @@
     DIR/commits/00000001.json    the files that a job added, and what it had consumed
 
 A file that no commit names is not there. Commits are numbered without a gap and made by renaming a synced file, so a
-job that is killed leaves either all of its work or none; what it left besides is removed by the next one.
+job that is killed leaves either all of its work or none; the next one removes the files that it left in `data`.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,12 +21,16 @@ import msgspec
 import pyarrow as pa
 
 from runstate.errors import LogBusy, LogFailed, LogNotFound, LogTooNew, NotALog
-from runstate.logs.disk import LockBusy, RealDisk
-from runstate.models.canonical import digest
+from runstate.logs.disk import TEMP, LockBusy, RealDisk, make_directories, refuse_links, replace_durably
+from runstate.logs.target_directory import check_target, remove_own, writing_to
+from runstate.models.canonical import digest, undecodable
 from runstate.pipeline.shards import Shard
-from runstate.pipeline.sorted_files import FileEntry, TableDamaged, pieces
+from runstate.pipeline.sorted_files import DATA_FILE, FileEntry, TableDamaged, pieces
 
 _version = 1
+_leftovers = re.compile(rf"data/|commits/|table\.json{TEMP}")
+"""What a job that was killed while it made a table may have left."""
+_data_files = re.compile(rf"data/|data/({DATA_FILE}|plan-[0-9a-f]{{16}}\.json)")
 
 
 class TableInfo(msgspec.Struct, frozen=True):
@@ -33,6 +38,7 @@ class TableInfo(msgspec.Struct, frozen=True):
 
     kind: str
     model: str
+    """The model's name. Older versions recorded the place of a model that was not installed; it is never loaded."""
     model_version: int
     file_format: str = "parquet"
     version: int = _version
@@ -71,7 +77,7 @@ class Table:
             NotALog, LogTooNew: it is none of ours, or of a newer Runstate.
         """
         try:
-            text = (directory / "table.json").read_bytes()
+            text = RealDisk().read(directory / "table.json")
         except (FileNotFoundError, NotADirectoryError):
             raise LogNotFound(f"There is no table in {directory}", path=str(directory)) from None
         except OSError as error:
@@ -81,29 +87,42 @@ class Table:
             if version > _version:
                 raise LogTooNew(f"The table in {directory} has version {version}; upgrade Runstate to read it")
             return cls(directory, msgspec.json.decode(text, type=TableInfo))
-        except msgspec.MsgspecError as error:
+        except undecodable as error:
             raise NotALog(f"{directory}/table.json is no table of ours: {error}") from error
 
+    @staticmethod
+    def check(directory: Path) -> None:
+        """Check that there is a table in a directory, or can be one.
+
+        Raises:
+            NotALog: something else is there.
+            LogFailed: the directory cannot be read or written.
+        """
+        check_target(directory, _leftovers, has_marker=(directory / "table.json").exists())
+
     @classmethod
-    def make(cls, directory: Path, info: TableInfo) -> Table:
+    def make(cls, directory: Path, info: TableInfo, *, is_model_given: bool = True) -> Table:
         """Open the table, or make it. One that is there must be of the same kind and model.
+
+        A table that an older version made may record the place of its model. Its name cannot be compared, so the caller
+        must have given the model: `is_model_given`.
 
         Raises:
             NotALog: something else is there.
             LogFailed: the directory cannot be written.
         """
+        cls.check(directory)
         try:
             found = cls.open(directory)
         except LogNotFound:
             table = cls(directory, info)
-            try:
+            with writing_to(directory):
                 for part in (table.data, table._commits):
-                    part.mkdir(parents=True, exist_ok=True)
-                _write_synced(directory / "table.json", msgspec.json.encode(info) + b"\n")
-            except OSError as error:
-                raise LogFailed(f"{directory} cannot be written: {error.strerror}; choose another target") from error
+                    make_directories(RealDisk(), part)
+                replace_durably(RealDisk(), directory / "table.json", msgspec.json.encode(info) + b"\n")
             return table
-        if (found.info.kind, found.info.model) != (info.kind, info.model):
+        is_same_model = found.info.model == info.model or (":" in found.info.model and is_model_given)
+        if found.info.kind != info.kind or not is_same_model:
             raise NotALog(
                 f"{directory} holds {found.info.kind} of the model {found.info.model!r}, not {info.kind} of "
                 f"{info.model!r}; choose another directory"
@@ -112,22 +131,21 @@ class Table:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Be the only job that adds to the table; what killed jobs have left, and what no longer counts, is removed.
+        """Be the only job that adds to the table. Data files that no commit needs, of killed jobs too, are removed.
 
         Raises:
             LogBusy: another job is at it.
         """
         try:
-            lock = RealDisk().lock(self.directory / ".lock")
+            with writing_to(self.directory):
+                refuse_links(RealDisk(), self.data, self._commits)
+                lock = RealDisk().lock(self.directory / ".lock")
         except LockBusy as error:
             raise LogBusy(f"Another job is writing to {self.directory}; try again when it is done") from error
-        except OSError as error:
-            raise LogFailed(f"{self.directory} cannot be written: {error.strerror}; choose another target") from error
         try:
-            named = {entry.name for commit in _live(self.commits()) for entry in commit.files}
-            for path in self.data.iterdir():
-                if path.name not in named:
-                    path.unlink()
+            named = {f"data/{entry.name}" for commit in _live(self.commits()) for entry in commit.files}
+            with writing_to(self.directory):
+                remove_own(self.directory, _data_files, keep={"data/", *named})
             yield
         finally:
             lock.release()
@@ -158,14 +176,13 @@ class Table:
     def commit(self, commit: Commit) -> None:
         """Make a job's files count, all at once. The caller is `writing`."""
         body = msgspec.json.encode(commit)
-        try:
-            _sync_directory(self.data)
-            _write_synced(
+        with writing_to(self.directory):
+            RealDisk().sync_directory(self.data)
+            replace_durably(
+                RealDisk(),
                 self._commits / _commit_name(commit.number),
                 msgspec.json.encode(_Sealed(digest(body), msgspec.Raw(body))) + b"\n",
             )
-        except OSError as error:
-            raise LogFailed(f"{self.directory} cannot be written: {error.strerror}") from error
 
     def pieces(self, files: Sequence[FileEntry], shard: Shard, columns: Sequence[str]) -> Iterator[pa.Table]:
         return pieces(self.data, files, shard, columns)
@@ -187,24 +204,10 @@ def _commit_name(number: int) -> str:
 
 def _unsealed(path: Path) -> Commit:
     try:
-        sealed = msgspec.json.decode(path.read_bytes(), type=_Sealed)
+        sealed = msgspec.json.decode(RealDisk().read(path), type=_Sealed)
         body = bytes(sealed.commit)
         if digest(body) != sealed.sha256:
             raise TableDamaged(f"{path} does not fit its digest", path=str(path))
         return msgspec.json.decode(body, type=Commit)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *undecodable) as error:
         raise TableDamaged(f"{path} cannot be read: {error}", path=str(path)) from error
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    temporary = Path(RealDisk().temp_name(path))
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-    _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    RealDisk().sync_directory(path)

@@ -33,7 +33,7 @@ def test_finished_runs_are_archived_read_and_restored(filled: Cli) -> None:
     assert filled("snapshot", "archive:old", "engine-0-0001", "--project", "--json").out == snapshot
     assert len(filled("streams", "archive:old", "--json").rows) == 3
     assert filled("verify", "archive:old").code == 0
-    assert filled("replay", "archive:old", "--check").code == 0
+    assert filled("replay", "archive:old", "--check").code == 2
     again = filled("archive", "sqlite:log.db", "--to", "old", "--older-than", "0s", "--json")
     assert (again.code, again.out) == (0, "")
     back = filled("restore", "old", "sqlite:log.db", "--json")
@@ -75,9 +75,9 @@ def test_what_is_no_archive_or_cannot_be_written_is_told_before_anything_is_dele
     (tmp_path / "foreign" / "letter.txt").write_text("mine")
     (tmp_path / "closed").mkdir(mode=0o500)
     before = filled("streams", "sqlite:log.db", "--json").out
-    places = {"foreign": "archive.json", "log.db": "directory", "none/below": "No such file"}
+    places = {"foreign": "'letter.txt'", "log.db": "is a file", "none/below": "No such file"}
     if os.getuid():
-        places["closed"] = "Permission denied"
+        places["closed"] = "cannot be written"
     for place, why in places.items():
         done = filled("archive", "sqlite:log.db", "--to", place, "--older-than", "0s")
         assert (done.code, done.out) == (2, ""), place

@@ -8,6 +8,7 @@ import pytest
 from tests.commands import Cli
 
 import runstate
+from runstate.cli.projection import state_directory
 
 url = "sqlite:runs.db"
 
@@ -85,3 +86,8 @@ def test_no_log_is_left_out_of_the_lag_in_silence(filled: Cli) -> None:
     outcome = filled("lag", url, "sqlite:other.db", "--state", "state")
     assert (outcome.code, outcome.out) == (3, "")
     assert "other.db" in outcome.err
+
+
+def test_another_password_is_not_another_logbook() -> None:
+    urls = ["postgresql://me:old@db/runs", "postgresql://me:new@db/runs", "postgresql://me@db/runs"]
+    assert len({state_directory([url], "engine") for url in urls}) == 1

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import runstate
+from runstate.cli import runs
 from runstate.logs.disk import Lock
 from runstate.models.rundir import RUNDIR, RunEvent
 from runstate.runtimes.orchestrator.artifacts import ArtifactFiles
@@ -32,6 +33,7 @@ def tell(kind: str) -> None:
 @pytest.fixture
 def held(cli: Cli) -> Lock:
     """The lock of the orchestrator that is at work on the run `r`."""
+    runstate.open("ndjson:runs", RUNDIR).close()
     lock = ArtifactFiles(Path("runs/r").absolute()).lock()
     tell("RUN_CREATED")
     return lock
@@ -98,14 +100,14 @@ def test_a_run_of_somebody_elses_making_is_not_called_interrupted(cli: Cli) -> N
 def test_watching_ends_when_nobody_works_on_the_run_any_more(
     cli: Cli, held: Lock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pauses: list[float] = []
+    really = runs._report
 
-    def kill_in_the_pause(seconds: float) -> None:
-        assert not pauses, "still watching"
-        pauses.append(seconds)
+    def kill_after_the_first_frame(*arguments: Any) -> None:
+        really(*arguments)
         held.release()
 
-    monkeypatch.setattr("runstate.cli.runs.time.sleep", kill_in_the_pause)
+    monkeypatch.setattr(runs, "_watch_s", 0.0)
+    monkeypatch.setattr(runs, "_report", kill_after_the_first_frame)
     watched = cli("status", "r", "--watch", "--json")
     assert (watched.code, [row["interrupted"] for row in watched.rows]) == (0, [False, True])
     assert "go on with: runstate resume runs/r" in watched.err
@@ -189,3 +191,93 @@ def test_a_run_that_was_killed_before_its_first_event_is_to_be_begun(abandoned: 
 
 def test_a_run_without_a_directory_is_not_there(abandoned: Cli) -> None:
     assert "There is no run 'other' in runs" in abandoned("resume", "other").err
+
+
+# --- which application a run is resumed with -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def started(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+    """The run `r` of `app.py:graph`, which leaves the file `loaded` each time it is loaded."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    Path("app.py").write_text(
+        "from pathlib import Path\n"
+        "from runstate.runtimes.orchestrator import Graph\n"
+        "Path('loaded').touch()\n"
+        "graph = Graph('k')\n"
+        "@graph.node('n').worker(outputs=['out.txt'])\n"
+        "def work(job): job.write('out.txt', 'x')\n"
+    )
+    assert cli("run", "app.py:graph", "--id", "r").code == 0
+    os.remove("loaded")
+    forget_modules()
+    return cli
+
+
+def forget_modules() -> None:
+    """What was loaded stays loaded in a process; a command has one of its own."""
+    for name in [name for name in sys.modules if name.startswith("runstate_place_")]:
+        del sys.modules[name]
+
+
+def test_a_run_is_resumed_without_app_where_it_was_started(started: Cli) -> None:
+    assert started("resume", "r").code == 0
+    assert Path("loaded").exists()
+
+
+def test_a_run_of_somebody_else_asks_for_app_and_loads_nothing(started: Cli) -> None:
+    shutil.rmtree("state")
+    refused = started("resume", "r")
+    assert (refused.code, "error[run.app_not_recorded]" in refused.err) == (2, True)
+    assert "There is no record that you started the run in runs/r." in refused.err
+    assert "Its first event names 'app.py:graph'." in refused.err
+    assert refused.err.endswith("type: runstate resume runs/r --app app.py:graph\n")
+    assert not Path("loaded").exists()
+
+
+def test_a_run_that_was_started_elsewhere_asks_for_app(started: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    refused = started("resume", "../runs/r")
+    assert refused.code == 2
+    assert "from another working directory" in refused.err
+    assert refused.err.endswith("type: runstate resume ../runs/r --app app.py:graph\n")
+
+
+def test_a_run_is_resumed_without_app_after_it_was_resumed_with_it(started: Cli) -> None:
+    shutil.rmtree("state")
+    assert started("resume", "r", "--app", "app.py:graph").code == 0
+    assert started("resume", "r").code == 0
+
+
+@pytest.mark.parametrize("named", ["", "app", "evil.py:\x1b[31mgraph", "x" * 1000 + ":graph", 7, ["app.py:graph"]])
+def test_a_first_event_that_names_nothing_usable_is_not_put_into_the_command(
+    started: Cli, named: object, tmp_path: Path
+) -> None:
+    with runstate.open("ndjson:runs", RUNDIR) as store:
+        payload = {"config": {"place": named}}
+        store.append_event(
+            RunEvent(event_id="1", run_id="s", type="RUN_CREATED", payload=payload, trace_id="a" * 32, span_id="b" * 16)
+        )
+    refused = started("resume", "s")
+    assert refused.code == 2
+    assert refused.err.endswith("type: runstate resume runs/s --app FILE.py:NAME\n")
+    assert refused.err.rstrip("\n").isprintable()
+
+
+def test_a_run_whose_state_directory_cannot_be_written_runs_and_says_how_to_resume(
+    started: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(Path("file").absolute()))
+    done = started("run", "app.py:graph", "--id", "s")
+    assert done.code == 0
+    assert "to resume this run, pass --app app.py:graph\n" in done.err
+    assert started("resume", "s").code == 2
+    assert started("resume", "s", "--app", "app.py:graph").code == 0
+
+
+def test_a_run_that_is_there_already_is_not_recorded(started: Cli) -> None:
+    shutil.rmtree("state")
+    assert started("run", "app.py:graph", "--id", "r").code == 2
+    assert started("resume", "r").code == 2

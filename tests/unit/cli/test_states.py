@@ -80,12 +80,13 @@ def test_a_time_that_is_none_is_refused_with_an_example(front: Cli, time: str) -
 
 def test_a_snapshot_of_another_version_is_told_as_such(front: Cli) -> None:
     newer = write_door("newer", version=('"door", 1', '"door", 2'))
-    refused = front("snapshot", "sqlite:doors.db", "front", *newer)
-    assert (refused.code, refused.out) == (3, "")
-    assert "is of version 1 of the model 'door', which is at version 2 now" in refused.err
-    assert "`runstate replay` keeps it anew" in refused.err
-    assert front("replay", "sqlite:doors.db", *newer).code == 0
     assert front("snapshot", "sqlite:doors.db", "front", *newer).code == 0
+    refused = front("snapshot", "sqlite:doors.db", "front", "--stored", *newer)
+    assert (refused.code, refused.out) == (1, "")
+    assert "is of version 1 of the model 'door', which is at 2; rebuild it with 'runstate replay'" in refused.err
+    assert front("replay", "sqlite:doors.db", "--check", *newer).code == 1
+    assert front("replay", "sqlite:doors.db", *newer).code == 0
+    assert front("snapshot", "sqlite:doors.db", "front", "--stored", *newer).code == 0
 
 
 @pytest.mark.parametrize("command", [("snapshot", "--project"), ("diff", "--from", "0", "--to", "1")])
@@ -99,13 +100,34 @@ def test_an_empty_log_has_no_streams_and_says_so(cli: Cli) -> None:
     Path("empty").mkdir()
     assert cli("streams", "ndjson:empty").err == "0 streams\n"
     assert cli("streams", "ndjson:empty", "--json").out == ""
-    assert "0 streams" in cli("verify", "ndjson:empty").err
+    assert cli("verify", "ndjson:empty").err == "nothing to verify: the log has no streams\n"
 
 
 def test_a_log_that_is_not_empty_is_simply_intact(front: Cli) -> None:
-    assert front("verify", "sqlite:doors.db").err == "intact\n"
+    assert front("verify", "sqlite:doors.db", *model).err == "intact\n"
     assert front("streams", "sqlite:doors.db", *model).err == ""
     assert front("replay", "sqlite:doors.db", *model).err == "1 stream replayed\n"
+
+
+def test_a_log_that_the_model_cannot_read_is_not_intact(front: Cli) -> None:
+    outcome = front("verify", "sqlite:doors.db")
+    assert outcome.code == 1
+    assert "intact" not in outcome.err
+    assert outcome.out.startswith("front: ")
+
+
+def test_a_stored_snapshot_says_how_far_it_is_behind(cli: Cli) -> None:
+    with runstate.open("sqlite:fleet.db", snapshot_every=2) as store:
+        run = store.run("r", tenant="t", plan="p")
+        run.started()
+        run.paused()
+        run.resumed()
+    stored = cli("snapshot", "sqlite:fleet.db", "r", "--stored", "--json")
+    assert '"status":"PAUSED"' in stored.out
+    assert stored.err == "stored at seq 2; the log is at 3\n"
+    assert '"status":"RUNNING"' in cli("snapshot", "sqlite:fleet.db", "r", "--json").out
+    check = cli("replay", "sqlite:fleet.db", "--check")
+    assert (check.code, check.err) == (0, "1 stream: 1 right (1 behind the log, right as far as they go), 0 wrong\n")
 
 
 # --- refusals of a model of one's own --------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import runstate
 from runstate.conformance.claims.refusals import bad_streams
 from runstate.conformance.notes import note, numbered, snapshot, stored
 from runstate.errors import (
@@ -19,6 +20,7 @@ from runstate.errors import (
     LogDamaged,
     LogNotFound,
     LogTooNew,
+    ModelMismatch,
     NotALog,
     Unsupported,
 )
@@ -29,8 +31,8 @@ from runstate.logs.archive.packs import Broken, Unfit, decode_line, encode_line,
 from runstate.logs.archive.writing import PackWriter
 from runstate.logs.log import BlobRef, Capability, EventLog, Record
 from runstate.logs.memory import MemoryLog
+from runstate.logs.pairing import default_model
 from runstate.logs.registry import open_log
-from runstate.store import default_model
 
 When = Callable[[EventLog], object]
 
@@ -151,6 +153,12 @@ def test_an_archive_of_a_newer_version_is_left_to_it(root: Path) -> None:
 def test_it_says_itself_of_which_model_it_is(tmp_path: Path, source: MemoryLog) -> None:
     pack_of(tmp_path / "archive", source, "a", model="rundir")
     assert default_model(f"archive:{tmp_path}/archive") == "rundir"
+
+
+def test_it_is_not_read_with_another_model(tmp_path: Path, source: MemoryLog) -> None:
+    pack_of(tmp_path / "archive", source, "a", model="rundir")
+    with pytest.raises(ModelMismatch, match="'rundir', not of 'engine'"):
+        runstate.open(f"archive:{tmp_path}/archive", "engine")
 
 
 # --- copies ----------------------------------------------------------------------------------------------------

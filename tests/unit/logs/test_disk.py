@@ -13,7 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from runstate.logs.disk import TEMP_SUFFIX, LockBusy, PoisonedHandle, RealDisk, replace_durably, write_new
+from runstate.logs.disk import (
+    TEMP_SUFFIX,
+    LockBusy,
+    PoisonedHandle,
+    RealDisk,
+    make_directories,
+    replace_durably,
+    write_new,
+    write_private,
+)
 from runstate.logs.simulated_disk import SimulatedDisk
 
 DISK = RealDisk()
@@ -129,8 +138,73 @@ def test_files_and_directories_belong_to_their_owner_alone(tmp_path: Path) -> No
     DISK.create(tmp_path / "d/created").close()
     DISK.lock(tmp_path / "d/locked").release()
     replace_durably(DISK, tmp_path / "d/replaced", b"")
+    write_private(tmp_path / "d/written", b"")
     assert (tmp_path / "d").stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "d").iterdir()} == {0o600}
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> tuple[RealDisk, Path]:
+    """A disk that shares what is below a directory, and a private directory in there."""
+    disk = RealDisk(shared_below=tmp_path / "log")
+    disk.make_directory(tmp_path / "log")
+    disk.make_directory(tmp_path / "log/d")
+    return disk, tmp_path / "log/d"
+
+
+def mode_of(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+@pytest.mark.usefixtures("_no_umask")
+@pytest.mark.parametrize(
+    ("directory", "file"),
+    [(0o700, 0o600), (0o750, 0o640), (0o755, 0o644), (0o555, 0o644), (0o711, 0o600), (0o740, 0o600), (0o777, 0o644)],
+)
+def test_a_file_is_readable_for_those_who_can_read_its_directory(
+    shared: tuple[RealDisk, Path], directory: int, file: int
+) -> None:
+    disk, home = shared
+    home.chmod(directory)
+    disk.create(home / "created").close()
+    disk.open(home / "opened", create=True).close()
+    replace_durably(disk, home / "replaced", b"")
+    assert {mode_of(path) for path in home.iterdir()} == {file}
+
+
+@pytest.mark.usefixtures("_no_umask")
+@pytest.mark.parametrize(("parent", "child"), [(0o2750, 0o750), (0o2755, 0o750), (0o755, 0o700), (0o2700, 0o700)])
+def test_a_directory_is_readable_for_the_group_that_a_setgid_directory_is_shared_with(
+    shared: tuple[RealDisk, Path], parent: int, child: int
+) -> None:
+    disk, home = shared
+    home.chmod(parent)
+    disk.make_directory(home / "below")
+    assert mode_of(home / "below") == child
+
+
+@pytest.mark.usefixtures("_no_umask")
+def test_a_shared_directory_shares_neither_a_new_log_nor_a_lock(shared: tuple[RealDisk, Path]) -> None:
+    _, home = shared
+    home.chmod(0o2755)
+    disk = RealDisk(shared_below=home / "log")
+    disk.make_directory(home / "log")
+    disk.lock(home / "lock").release()
+    assert (mode_of(home / "log"), mode_of(home / "lock")) == (0o700, 0o600)
+
+
+@pytest.mark.usefixtures("_no_umask")
+def test_directories_above_the_one_that_is_made_belong_to_their_owner_alone_too(tmp_path: Path) -> None:
+    make_directories(DISK, tmp_path / "a" / "b" / "c")
+    make_directories(DISK, tmp_path / "a" / "b")
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")} == {0o700}
+
+
+def test_a_file_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "shared").touch()
+    (tmp_path / "shared").chmod(0o640)
+    write_private(tmp_path / "shared", b"new")
+    assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o640
 
 
 def test_a_rename_between_directories_is_refused(tmp_path: Path) -> None:

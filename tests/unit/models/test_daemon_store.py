@@ -12,10 +12,11 @@ from tests.fleets import histories
 
 import runstate
 from runstate.errors import InvalidTransition
+from runstate.logs.pairing import default_model
 from runstate.models.daemon import DAEMON, DaemonEvent, MaterializedState
 from runstate.models.daemon.events import Custom, QueuePushed, StepFailed
 from runstate.models.model import Alert
-from runstate.store import Store, default_model
+from runstate.store import Store
 
 DaemonStore = Store[DaemonEvent, DaemonEvent, MaterializedState]
 

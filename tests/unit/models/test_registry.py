@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from runstate.errors import UnknownModel
+from runstate.errors import ModelMismatch, UnknownModel
 from runstate.models.engine import ENGINE
-from runstate.models.registry import find_model, installed_models
+from runstate.models.registry import find_model, installed_models, resolve_model
 
 model_source = """
 from __future__ import annotations
@@ -167,7 +167,7 @@ def test_a_reason_names_the_authors_own_file_and_line_alone(tmp_path: Path, text
     path.write_text(text)
     with pytest.raises(UnknownModel) as refused:
         find_model(f"{path}:Counter")
-    assert str(refused.value).endswith(said.format(path=path))
+    assert said.format(path=path) in str(refused.value)
 
 
 def test_a_place_that_is_none_is_told_in_words() -> None:
@@ -197,3 +197,67 @@ def test_a_model_that_is_installed_later_is_found(
     monkeypatch.syspath_prepend(tmp_path)
     assert find_model("came-later") is find_model("came-later")
     assert find_model("came-later").name == "counter"
+
+
+# --- names that were read from data -----------------------------------------------------------------------------
+
+
+def test_a_recorded_name_gives_the_installed_model() -> None:
+    assert resolve_model("engine", None, "The archive") is ENGINE
+
+
+def test_a_recorded_place_is_not_loaded(counter: Path) -> None:
+    counter.write_text("raise AssertionError('this ran')")
+    with pytest.raises(UnknownModel, match=r"does not load code that data names.*--model FILE\.py:CLASS"):
+        resolve_model(f"{counter}:Counter", None, "The archive")
+
+
+def test_a_recorded_module_is_not_loaded(counter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(counter.parent)
+    for recorded in (f"{counter.stem}:made", counter.stem):
+        with pytest.raises(UnknownModel):
+            resolve_model(recorded, None, "The archive")
+    assert counter.stem not in sys.modules
+
+
+def test_a_recorded_name_that_is_not_installed_is_refused_with_what_to_pass() -> None:
+    with pytest.raises(UnknownModel) as refused:
+        resolve_model("orders", None, "The archive 'a'")
+    assert str(refused.value) == (
+        "The archive 'a' holds events of the model 'orders', which is not installed. Pass --model FILE.py:CLASS"
+    )
+
+
+def test_a_given_model_of_the_recorded_name_is_used(counter: Path) -> None:
+    place = f"{counter}:Counter"
+    assert resolve_model("counter", place, "The archive") is find_model(place)
+    assert resolve_model("counter", find_model(place), "The archive") is find_model(place)
+
+
+def test_a_given_model_of_another_name_is_refused_with_both_names(counter: Path) -> None:
+    with pytest.raises(ModelMismatch, match="'orders', not of 'counter'"):
+        resolve_model("orders", f"{counter}:Counter", "The archive")
+
+
+def test_a_recorded_place_takes_the_given_model(counter: Path) -> None:
+    assert resolve_model("elsewhere.py:Order", f"{counter}:Counter", "The table").name == "counter"
+
+
+def test_an_installed_model_of_another_name_is_refused(
+    counter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "other_name-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: other-name\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(f"[runstate.models]\nother-name = {counter.stem}:made\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModelMismatch, match="'other-name', not of 'counter'"):
+        resolve_model("other-name", None, "The archive")
+
+
+@pytest.mark.parametrize("recorded", ["", "\0", "../x", "\x1b[31m", "x" * 100_000])
+def test_any_recorded_text_is_refused_in_one_short_line(recorded: str) -> None:
+    with pytest.raises(UnknownModel) as refused:
+        resolve_model(recorded, None, "The archive")
+    assert len(str(refused.value)) < 500
+    assert str(refused.value).isprintable()

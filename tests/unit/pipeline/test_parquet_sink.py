@@ -15,13 +15,14 @@ pa = pytest.importorskip("pyarrow", reason="pip install 'runstate[spark]'")
 
 import pyarrow.parquet as pq  # noqa: E402
 
-from runstate.errors import LogBusy, LogDamaged, LogFailed, LogFull, LogNotFound, LogTooNew, NotALog  # noqa: E402
+from runstate.errors import LogBusy, LogDamaged, LogFull, LogNotFound, LogTooNew, NotALog  # noqa: E402
 from runstate.logs.disk import File, RealDisk  # noqa: E402
 from runstate.models.canonical import digest  # noqa: E402
 from runstate.models.engine import ENGINE  # noqa: E402
 from runstate.models.rundir import RUNDIR  # noqa: E402
 from runstate.pipeline import parquet_sink  # noqa: E402
-from runstate.pipeline.parquet_sink import DataFiles, ParquetSink, read_manifest, read_version, versions_kept  # noqa: E402
+from runstate.pipeline.parquet_manifest import read_manifest, versions_kept  # noqa: E402
+from runstate.pipeline.parquet_sink import DataFiles, ParquetSink, read_version  # noqa: E402
 from runstate.sinks import Projected  # noqa: E402
 
 
@@ -272,6 +273,7 @@ class FatalDisk(RealDisk):
     """The process dies before the n-th change of the disk."""
 
     def __init__(self, changes_left: int) -> None:
+        super().__init__()
         self.changes_left = changes_left
 
     def _change(self) -> None:
@@ -336,6 +338,22 @@ def test_killed_at_any_moment_it_is_the_old_version_or_the_new_one(
     assert not list(tmp_path.glob("*.tmp"))
 
 
+def test_a_manifest_of_somebody_else_beside_ours_stays_and_nothing_is_removed_meanwhile(
+    sink: ParquetSink, tmp_path: Path
+) -> None:
+    sink.keep([row("r-1", 1)])
+    foreign = tmp_path / "manifest.mine.json"
+    foreign.write_bytes(b'{"name": "my app"}')
+    for seq in range(2, 2 + 2 * versions_kept):
+        sink.keep([row("r-1", seq)])
+    assert foreign.read_bytes() == b'{"name": "my app"}'
+    assert seqs(tmp_path) == {"r-1": 1 + 2 * versions_kept}
+    foreign.unlink()
+    sink.keep([row("r-1", 99)])
+    named = {f.name for v in read_manifest(tmp_path / "manifest.json").versions for f in v.files}
+    assert {path.name for path in (tmp_path / "data").iterdir()} == named
+
+
 def test_a_full_disk_says_so_and_leaves_the_old_version(
     sink: ParquetSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,8 +373,8 @@ def test_a_full_disk_says_so_and_leaves_the_old_version(
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(LogFailed, match="file/table cannot be written"):
-        ParquetSink(tmp_path / "file" / "table", ENGINE).keep([row("r-1", 1)])
+    with pytest.raises(NotALog, match="file/table is a file, or is below one"):
+        ParquetSink(tmp_path / "file" / "table", ENGINE)
 
 
 def test_somebody_who_publishes_for_too_long_is_not_waited_for(
@@ -382,7 +400,7 @@ def test_what_is_no_table_of_ours_is_refused(sink: ParquetSink, tmp_path: Path) 
     with pytest.raises(LogTooNew, match="format 2"):
         read_version(tmp_path)
     (tmp_path / "manifest.json").write_bytes(b"{}")
-    with pytest.raises(NotALog, match="no manifest of ours"):
+    with pytest.raises(NotALog, match="not a manifest of a Runstate table"):
         ParquetSink(tmp_path, ENGINE)
 
 

@@ -23,10 +23,12 @@ from runstate.errors import (
     LogNotFound,
     Truncated,
 )
+from runstate.logs.log import StoredSnapshot
 from runstate.logs.registry import open_log
 from runstate.models.daemon import DAEMON
 from runstate.models.daemon import events as e
 from runstate.runtimes.daemon import Daemon
+from runstate.runtimes.daemon.journal import load_state
 
 created = e.PipelineCreated("p", "build", "nightly", {}, "h", "/src", "build", 7)
 
@@ -292,6 +294,28 @@ def test_a_snapshot_is_never_ahead_of_its_log(place: Place, monkeypatch: pytest.
     monkeypatch.setattr(daemon._journal, "checkpoint", lambda *_: done.append("kept"))
     daemon.checkpoint()
     assert done == ["settled", "kept"]
+
+
+def test_the_state_can_be_read_from_the_log_while_its_daemon_checkpoints(
+    wal: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = wal.open()
+    daemon.emit(created)
+    daemon.checkpoint()
+    with open_log(wal.url, create=False) as log:
+        load = log.load_snapshot
+
+        def load_before_a_checkpoint(stream: str, model: str) -> StoredSnapshot | None:
+            """What was there a moment ago: by now the events behind it are dropped."""
+            found = load(stream, model)
+            monkeypatch.setattr(log, "load_snapshot", load)
+            daemon.emit(e.StepStarted("p", "build"))
+            daemon.emit(e.StepFailed("p", "build", "no"))
+            daemon.checkpoint()
+            return found
+
+        monkeypatch.setattr(log, "load_snapshot", load_before_a_checkpoint)
+        assert load_state(log, "daemon") == (daemon.state, daemon.seq)
 
 
 def test_a_checkpoint_of_nothing_does_nothing(wal: Place) -> None:

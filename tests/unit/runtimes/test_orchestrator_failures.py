@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -14,8 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from runstate.errors import LogFailed, LogFull, SnapshotTooNew
-from runstate.logs.disk import _RealDescriptor
+from runstate.errors import LogFull, NotALog, SnapshotTooNew
+from runstate.logs.descriptors import RealDescriptor
 from runstate.logs.log import StoredSnapshot
 from runstate.models.canonical import digest
 from runstate.models.rundir import RUNDIR
@@ -341,8 +342,8 @@ class FullDisk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, call: str) -> None:
         self.left, self.refused = number, 0
-        target = {"write": "runstate.logs.disk._RealDescriptor.write", "replace": "os.replace"}[call]
-        real = os.replace if call == "replace" else _RealDescriptor.write
+        target = {"write": "runstate.logs.descriptors.RealDescriptor.write", "replace": "os.replace"}[call]
+        real = os.replace if call == "replace" else RealDescriptor.write
 
         def counted(*args: Any) -> Any:
             self.left -= 1
@@ -422,9 +423,8 @@ def test_a_log_that_is_full_is_a_clear_error_and_the_run_goes_on_later(
 
 def test_a_run_directory_that_cannot_be_written_to_is_refused_before_anything_begins(shop: Any) -> None:
     (shop.directory / "runs").write_text("a file stands in its place")
-    with pytest.raises(LogFailed) as refused:
+    with pytest.raises(NotALog, match="is a file, or is below one"):
         shop.start(one_worker(raises))
-    assert "cannot be written to" in str(refused.value)
     assert shop.store.log.stream("r") is None
 
 
@@ -432,19 +432,24 @@ def test_staging_that_is_refused_is_a_blocker(shop: Any) -> None:
     def blocked(job: Job) -> None:
         shop.note(job)
 
-    (shop.directory / "runs/r").mkdir(parents=True)
-    (shop.directory / "runs/r/.staging").write_text("a file stands in its place")
+    with pytest.raises(RunFailed):
+        shop.start(one_worker(raises))
+    staging = shop.directory / "runs/r/.staging"
+    shutil.rmtree(staging)
+    staging.write_text("a file stands in its place")
     with pytest.raises(RunFailed) as failed:
-        shop.start(one_worker(blocked))
+        shop.resume(one_worker(blocked))
     assert failed.value.details == {"error_code": "STAGING_FAILED"}
     assert shop.ran() == []
     shop.check_trail()
 
 
 def test_a_directory_in_an_artifacts_place_is_a_blocker(shop: Any) -> None:
+    with pytest.raises(RunFailed):
+        shop.start(one_worker(raises))
     shop.path("out").mkdir(parents=True)
     with pytest.raises(RunFailed) as failed:
-        shop.start(one_worker(lambda job: job.write("out", "x")))
+        shop.resume(one_worker(lambda job: job.write("out", "x")))
     assert failed.value.details == {"error_code": "PUBLISH_FAILED"}
     shop.check_trail()
     shop.path("out").rmdir()
@@ -560,3 +565,31 @@ def test_without_its_log_a_run_fails_with_snapshot_invalid_and_is_not_begun_anew
     assert failed.value.details == {"error_code": "SnapshotInvalid"}
     assert "SnapshotInvalid" in shop.failure()
     assert shop.store.log.stream("r") is None
+
+
+# --- files of somebody else ----------------------------------------------------------------------------------------
+
+
+def fails_once(job: Job) -> None:
+    if job.attempt == 1:
+        raise ValueError("not yet")
+    job.write("out", "done")
+
+
+def test_a_run_does_not_start_in_a_directory_that_holds_something_else(shop: Any) -> None:
+    mine = shop.file("runs/r/artifacts/out", "mine")
+    with pytest.raises(NotALog, match="was not written by Runstate"):
+        shop.start(one_worker(fails_once))
+    assert mine.read_text() == "mine"
+    assert list(mine.parents[1].iterdir()) == [mine.parent]
+
+
+def test_a_run_that_goes_on_keeps_what_others_put_into_its_directory(shop: Any) -> None:
+    with pytest.raises(RunFailed):
+        shop.start(one_worker(fails_once))
+    outside = shop.file("outside/mine", "mine")
+    mine = [shop.file(f"runs/r/{name}", "mine") for name in ("failure.md", ".staging/mine", "x.tmp", "artifacts/mine")]
+    (mine[1].parent / "link").symlink_to(outside.parent)
+    shop.resume(one_worker(fails_once))
+    assert [path.read_text() for path in (*mine, outside)] == ["mine"] * 5
+    assert (shop.directory / "runs/r/artifacts/out").read_text() == "done"

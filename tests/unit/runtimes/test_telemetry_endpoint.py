@@ -77,6 +77,13 @@ def test_a_long_answer_is_cut_off_and_spoils_no_other(serve: Serve) -> None:
         assert endpoint._connection is None  # What was not read must not be taken for the next answer.
 
 
+def test_an_answer_that_quotes_the_request_shows_no_token(serve: Serve) -> None:
+    endpoint = Endpoint(f"{serve(lambda request, _: answer(request, 400, request.path.encode()))}in?token=geheim")
+    text = endpoint.post(b"{}", {}).text
+    endpoint.close()
+    assert text == "/in?token=…"
+
+
 def test_an_answer_that_trickles_ends_at_the_deadline(serve: Serve) -> None:
     ended = threading.Event()
 

@@ -10,6 +10,7 @@ DIR/.lock                         held by the one job that archives
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import PurePath
@@ -28,10 +29,13 @@ from runstate.logs.archive.packs import (
     sealed,
     unsealed,
 )
-from runstate.logs.disk import TEMP_SUFFIX, Disk, LockBusy, RealDisk, replace_durably
+from runstate.logs.disk import TEMP, Disk, LockBusy, RealDisk, refuse_links, replace_durably, temp_target
+from runstate.logs.permissions import denial
+from runstate.logs.target_directory import check_target
 
 _full = {errno.ENOSPC, errno.EDQUOT}
-_own_names = {PACKS, ".lock"}
+_leftovers = re.compile(rf"{PACKS}/|\.lock|{re.escape(INFO)}{TEMP}")
+"""What a job that was killed while it made an archive may have left."""
 
 
 class ArchiveDirectory:
@@ -39,7 +43,7 @@ class ArchiveDirectory:
 
     def __init__(self, root: PurePath, disk: Disk | None = None) -> None:
         self.root, self.packs = root, root / PACKS
-        self.disk: Disk = disk or RealDisk()
+        self.disk: Disk = disk or RealDisk(shared_below=root)
 
     def info(self) -> ArchiveInfo:
         """
@@ -65,16 +69,13 @@ class ArchiveDirectory:
 
         Raises:
             NotALog: something else is here, or runs of another model.
-            LogTooNew, LogFailed: it cannot be read.
+            LogTooNew, LogFailed: it cannot be read or written.
         """
-        try:
-            found = self.info()
-        except LogNotFound:
+        has_info = self.disk.exists(self.root / INFO)
+        check_target(self.root, _leftovers, has_marker=has_info, disk=self.disk)
+        if not has_info:
             return False
-        except NotALog:
-            if not self._is_vacant():
-                raise
-            return False
+        found = self.info()
         if found.model != model:
             raise NotALog(
                 f"{self.root} holds runs of the model {found.model!r}, not of {model!r}; choose another directory"
@@ -90,6 +91,7 @@ class ArchiveDirectory:
         """
         self.check(model)
         with translated():
+            refuse_links(self.disk, self.packs)
             self._make(self.root)
             # Written each time: whoever wrote it before may have been killed before its name was sure.
             replace_durably(self.disk, self.root / INFO, sealed(ArchiveInfo(model)))
@@ -146,15 +148,6 @@ class ArchiveDirectory:
     def lock_file(self, name: str) -> PurePath:
         return self.packs / f"{name}{LOCK_SUFFIX}"
 
-    def _is_vacant(self) -> bool:
-        """Whether nothing is in the directory but what making an archive may have left."""
-        try:
-            names = self.disk.names(self.root)
-        except OSError:
-            return False
-        left = [name for name in names if name not in _own_names and not _is_temp_info(name)]
-        return not left and not self.names()
-
     def _make(self, path: PurePath) -> None:
         try:
             self.disk.make_directory(path)
@@ -177,7 +170,7 @@ class ArchiveDirectory:
         finished = {name.removesuffix(MANIFEST_SUFFIX) for name in names if name.endswith(MANIFEST_SUFFIX)}
         for pack in sorted({found[0] for name in names if (found := pack_name.match(name))}):
             own = [name for name in names if name.startswith(f"{pack}.")]
-            if pack in finished and not any(name.endswith((TEMP_SUFFIX, LOCK_SUFFIX)) for name in own):
+            if pack in finished and not any(temp_target(name) or name.endswith(LOCK_SUFFIX) for name in own):
                 continue
             try:
                 lock = self.disk.lock(self.lock_file(pack))
@@ -187,7 +180,8 @@ class ArchiveDirectory:
                 # Looked at again: it may have been finished just before its lock was free.
                 unfinished = not self.disk.exists(self.manifest(pack))
                 for name in own:
-                    if name.endswith(TEMP_SUFFIX) or (unfinished and name == self.pack(pack).name):
+                    is_temporary = temp_target(name) == self.manifest(pack).name
+                    if is_temporary or (unfinished and name == self.pack(pack).name):
                         with suppress(FileNotFoundError):
                             self.disk.remove(self.packs / name)
                 with suppress(FileNotFoundError):
@@ -195,13 +189,9 @@ class ArchiveDirectory:
             finally:
                 lock.release()
         for name in self.disk.names(self.root):
-            if _is_temp_info(name):
+            if temp_target(name) == INFO:
                 with suppress(FileNotFoundError):
                     self.disk.remove(self.root / name)
-
-
-def _is_temp_info(name: str) -> bool:
-    return name.startswith(f"{INFO}.") and name.endswith(TEMP_SUFFIX)
 
 
 def translate(error: OSError) -> RunstateError:
@@ -212,6 +202,8 @@ def translate(error: OSError) -> RunstateError:
         return LogFull(
             "The archive's disk is full; no run was deleted that it does not hold. Free some space and run it again"
         )
+    if (denied := denial(error)) is not None:
+        return denied
     return LogFailed(f"The archive's disk refused: {error.strerror or error} ({error.filename})")
 
 

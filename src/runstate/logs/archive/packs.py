@@ -16,6 +16,7 @@ from msgspec import Meta, Raw
 
 from runstate.errors import LogTooNew, RunstateError
 from runstate.logs.log import Record, StreamInfo
+from runstate.models.canonical import undecodable
 
 format_version = 1
 INFO = "archive.json"
@@ -131,7 +132,7 @@ def encode_line(record: Record) -> bytes:
         line = b'%b,"crc":"%08x"}' % (head, crc32(head))
         # A line that would be read as anything else must not be written: the run is deleted for it.
         fits = b"\n" not in line and decode_line(line) == record
-    except (Broken, msgspec.MsgspecError, UnicodeError) as error:
+    except (Broken, *undecodable) as error:
         raise _unfit(record) from error
     if not fits:
         raise _unfit(record)
@@ -149,7 +150,7 @@ def decode_line(line: bytes) -> Record:
         raise Broken("the line does not fit its checksum")
     try:
         found = _line_decoder.decode(head + b"}")
-    except (msgspec.MsgspecError, UnicodeError) as error:
+    except undecodable as error:
         raise Broken(f"the line is no archived event: {error}") from error
     return Record(
         found.stream,
@@ -185,7 +186,7 @@ def unsealed(data: bytes, kind: type[T]) -> T:
         if version > format_version:
             raise LogTooNew(f"The archive has format version {version}; upgrade Runstate to read it")
         return msgspec.json.decode(content, type=kind)
-    except (msgspec.MsgspecError, UnicodeError) as error:
+    except undecodable as error:
         raise Broken(f"it is nothing that we have written: {error}") from error
 
 

@@ -27,8 +27,9 @@ def open_url(url: str, *, create: bool = True) -> DynamoLog:
     try:
         parts = urlsplit(url)
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-    except ValueError as error:
-        raise InvalidUrl(f"The URL cannot be read: write {_form}") from error
+    except ValueError:
+        # Without its cause, which quotes parts of the URL.
+        raise InvalidUrl(f"The URL cannot be read: write {_form}") from None
     options = dict(pairs)
     if len(options) < len(pairs) or not set(options) <= set(_options):
         raise InvalidUrl(f"The URL has an option twice, or one that is not known: write {_form}")

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import PurePath
 from urllib.parse import quote
 
-from runstate.logs.directories import directory_name
-from runstate.logs.disk import TEMP_SUFFIX, Disk
+from runstate.logs.directories import LOCKS, directory_name
+from runstate.logs.disk import TEMP, Disk
 from runstate.logs.log import Head
+from runstate.logs.target_directory import remove_own
 
 EVENTS = "events.ndjson"
 PENDING = "events.pending"
 INDEX = "index.json"
+ORCHESTRATOR_LOCK = ".orchestrator.lock"
+_file = r"(events\.ndjson|index\.json|snapshot(\.[^/]+)?\.json)"
+own_files = re.compile(rf"{_file}({TEMP})?|events\.pending|\.orchestrator\.lock")
+"""The files of a run's directory that an archive need not keep: the log's, and the orchestrator's lock."""
+_temporary = re.compile(_file + TEMP)
 event_bytes_guessed = 500
 _events_guessed = 50
 """In a run whose file nobody has looked at."""
@@ -45,7 +52,7 @@ class RunFiles:
 
     @property
     def lock(self) -> PurePath:
-        return self.root / ".locks" / self.name
+        return self.root / LOCKS / self.name
 
     def snapshot(self, model: str) -> PurePath:
         return self.home / ("snapshot.json" if model == "rundir" else f"snapshot.{quote(model, safe='')}.json")
@@ -71,6 +78,4 @@ def guessed(stream: str) -> Head:
 
 def remove_leftovers(disk: Disk, files: RunFiles) -> None:
     """Remove the temporary files of a writer that was killed. The caller holds the run's lock."""
-    for name in disk.names(files.home):
-        if name.endswith(TEMP_SUFFIX) and name.startswith(("snapshot.", f"{INDEX}.", f"{EVENTS}.")):
-            disk.remove(files.home / name)
+    remove_own(files.home, _temporary, disk=disk)

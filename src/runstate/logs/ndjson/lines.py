@@ -23,6 +23,7 @@ from runstate.logs.frames import (
     unframed,
 )
 from runstate.logs.log import Record
+from runstate.models.canonical import undecodable
 from runstate.models.model import Draft
 from runstate.models.rundir.events import compact, event_hash
 from runstate.models.rundir.model import RunDraft
@@ -174,7 +175,7 @@ def envelope_of(line: bytes) -> Envelope:
         return _envelopes.decode(line.partition(b',"event":')[0] + b"}")
     try:
         stamp = _stamps.decode(line)
-    except (msgspec.MsgspecError, UnicodeError) as error:
+    except undecodable as error:
         raise Damage(LINE_DAMAGED, f"The line is no event of a run: {error}") from error
     return Envelope(stamp.event_id, "", stamp.ts)
 
@@ -199,7 +200,7 @@ def looks_whole(line: bytes) -> bool:
 def _bare(line: bytes) -> _Bare:
     try:
         return _bares.decode(line)
-    except (msgspec.MsgspecError, UnicodeError) as error:
+    except undecodable as error:
         raise Damage(LINE_DAMAGED, f"The line is no event of a run: {error}") from error
 
 
@@ -210,7 +211,7 @@ def _links_of(line: bytes) -> tuple[bytes, bytes]:
         return line[-146:-82], line[-66:-2]
     try:
         link = _links.decode(line)
-    except (msgspec.MsgspecError, UnicodeError) as error:
+    except undecodable as error:
         raise Damage(LINE_DAMAGED, f"The line is no JSON object: {error}") from error
     return link.prev_hash.encode(), link.event_hash.encode()
 
@@ -223,6 +224,6 @@ def _is_hashed(bare: _Bare) -> bool:
         if event_hash(bare.event_id, bare.ts, bare.type, payload, prev_hash) == bare.event_hash:
             return True
         payload = compact(msgspec.json.decode(bare.payload))
-    except (msgspec.MsgspecError, UnicodeError, InvalidJson):
+    except (InvalidJson, *undecodable):
         return False
     return event_hash(bare.event_id, bare.ts, bare.type, payload, prev_hash) == bare.event_hash

@@ -16,7 +16,7 @@ from threading import Lock
 from runstate.errors import InvalidUrl, StreamNotFound
 from runstate.logs.adoption import check_records
 from runstate.logs.blobs import Blobs
-from runstate.logs.directories import lock_in, prepare_root, streams_among, translated
+from runstate.logs.directories import files_beside, lock_in, prepare_root, streams_among, translated
 from runstate.logs.disk import Disk, File, RealDisk
 from runstate.logs.handle import Handle
 from runstate.logs.log import (
@@ -34,7 +34,7 @@ from runstate.logs.log import (
     check_limit,
     refuse,
 )
-from runstate.logs.ndjson.files import RunFiles, guessed, run_files, stamped
+from runstate.logs.ndjson.files import EVENTS, ORCHESTRATOR_LOCK, RunFiles, guessed, own_files, run_files, stamped
 from runstate.logs.ndjson.index import find_snapshot, read_index
 from runstate.logs.ndjson.reading import Mark, View, extent
 from runstate.logs.ndjson.recovery import Held, repair
@@ -75,13 +75,13 @@ class NdjsonLog(Handle):
         self.root = root
         self.recoveries: list[Finding] = []
         """What opening runs for writing has cut off: one warning for each torn tail."""
-        self._disk: Disk = disk or RealDisk()
+        self._disk: Disk = disk or RealDisk(shared_below=root)
         self._blobs = Blobs(self._disk, root / ".blobs")
         self._runs: OrderedDict[str, Run] = OrderedDict()
         self._marks: OrderedDict[str, list[Mark]] = OrderedDict()
         self._gate = Lock()
         self._sweeper = Sweeper(self._disk, root)
-        self._settled = prepare_root(self._disk, root, create)
+        self._settled = prepare_root(self._disk, root, create, self._has_runs)
 
     # --- events --------------------------------------------------------------------------------------------
 
@@ -193,6 +193,11 @@ class NdjsonLog(Handle):
                 del self._runs[stream]
                 self._marks.pop(stream, None)
 
+    def files_beside(self, stream: str) -> list[str]:
+        """Artifacts, and what others put into the run's directory. Deleting the run deletes them too."""
+        check_file_stream(stream)
+        return files_beside(self._disk, self._files(stream).home, own_files)
+
     def verify(self, stream: str | None = None) -> Iterator[Finding]:
         if stream is not None:
             check_file_stream(stream)
@@ -247,6 +252,10 @@ class NdjsonLog(Handle):
             raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
 
     # --- how -----------------------------------------------------------------------------------------------
+
+    def _has_runs(self, names: list[str]) -> bool:
+        # An orchestrator that was killed before the first event has left its lock alone.
+        return any(self._disk.exists(self.root / name / each) for name in names for each in (EVENTS, ORCHESTRATOR_LOCK))
 
     def _files(self, stream: str) -> RunFiles:
         return run_files(self.root, stream)
@@ -339,7 +348,7 @@ class NdjsonLog(Handle):
             with suppress(PermissionError):
                 self._disk.sync_directory(self.root.parent)
             self._settled = True
-        return Run(self._disk, files, lock_in(self._disk, files.lock), self.recoveries)
+        return Run(self._disk, files, lock_in(self._disk, files.lock, writes_to=[files.home]), self.recoveries)
 
     def _let_go(self, run: Run) -> None:
         """Close a run that could not be opened, so that somebody else can repair it, and those beyond the bound."""

@@ -10,7 +10,7 @@ from runstate.logs.disk import Disk
 from runstate.logs.log import Finding
 from runstate.logs.ndjson.files import RunFiles
 from runstate.logs.ndjson.index import Index, read_index
-from runstate.logs.ndjson.reading import View, chunk_bytes, damage_finding, salvage
+from runstate.logs.ndjson.reading import Mark, View, chunk_bytes, damage_finding, salvage
 from runstate.logs.ndjson.recovery import TORN_TAIL
 from runstate.models.canonical import digest
 
@@ -40,7 +40,7 @@ def verify_run(disk: Disk, files: RunFiles, index: Index, view: View | None) -> 
     else:
         yield from _remains(files, view, index, previous)
         yield from _whole(files, view, index)
-    yield from _snapshots(disk, files, index)
+    yield from _snapshots(disk, files, index, view.last)
 
 
 def _remains(files: RunFiles, view: View, index: Index, previous: bytes | None) -> Iterator[Finding]:
@@ -85,7 +85,9 @@ def _whole(files: RunFiles, view: View, index: Index) -> Iterator[Finding]:
         )
 
 
-def _snapshots(disk: Disk, files: RunFiles, index: Index) -> Iterator[Finding]:
+def _snapshots(disk: Disk, files: RunFiles, index: Index, last: Mark | None) -> Iterator[Finding]:
+    # A power cut may keep a new snapshot and lose the index that names it. Such an index ends before the events do.
+    is_current = index.end is not None and last is not None and index.end.seq >= last.seq
     for model, entries in index.snapshots.items():
         try:
             found = digest(disk.read(files.snapshot(model)))
@@ -97,7 +99,7 @@ def _snapshots(disk: Disk, files: RunFiles, index: Index) -> Iterator[Finding]:
             yield Finding(
                 code="snapshot.digest_mismatch",
                 message=f"{files.snapshot(model).name} is not what was saved; rebuild it with 'runstate replay'",
-                severity="warning",
+                severity="damage" if is_current else "warning",
                 stream=files.stream,
                 seq=entries[0].seq if entries else None,
             )

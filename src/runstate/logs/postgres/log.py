@@ -39,6 +39,7 @@ from runstate.logs.log import (
     checked_blob,
     refuse,
 )
+from runstate.logs.pending import Blocker, Pending
 from runstate.logs.postgres.appends import Append
 from runstate.logs.postgres.bell import Bell
 from runstate.logs.postgres.connections import Connection, ConnectionLost, Connections
@@ -72,6 +73,22 @@ ORDER BY e.transaction, e.position LIMIT %s
 _is_more = """
 SELECT transaction < pg_snapshot_xmin(pg_current_snapshot()) FROM events
 WHERE (transaction, position) > (%s::xid8, %s) ORDER BY transaction, position LIMIT 1
+"""
+_oldest_pending = """
+SELECT persisted_at, transaction < pg_snapshot_xmin(pg_current_snapshot()) FROM events
+WHERE (transaction, position) > (%s::xid8, %s) ORDER BY transaction, position LIMIT 1
+"""
+# Of the whole server: a transaction of another database, or a prepared one, holds the feed back too. A role that may
+# not see the activity of others finds the session without its details.
+_oldest_transaction = """
+SELECT pid, extract(epoch FROM clock_timestamp() - xact_start)::float8, coalesce(application_name, ''),
+    coalesce(datname, ''), coalesce(usename, '')
+FROM (
+    SELECT pid, xact_start, application_name, datname, usename, age(backend_xid) AS age
+    FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()
+    UNION ALL
+    SELECT NULL, prepared, 'prepared transaction ' || gid, database, owner, age(transaction) FROM pg_prepared_xacts
+) AS open_transactions ORDER BY age DESC LIMIT 1
 """
 _is_handed_out = """
 SELECT %s::xid8 < pg_snapshot_xmin(pg_current_snapshot()) AND %s <= (SELECT last_value FROM events_position_seq)
@@ -206,6 +223,16 @@ class PostgresLog(Handle):
             return None if row is None else bool(row[0])
 
         self._bell.wait(is_more, timeout_s)
+
+    def oldest_pending(self, after: Position | None) -> Pending | None:
+        rows = self._rows(_oldest_pending, *_parsed(after))
+        if not rows:
+            return None
+        persisted_at, is_handed_out = rows[0]
+        if is_handed_out:
+            return Pending(persisted_at)
+        blockers = self._rows(_oldest_transaction)
+        return Pending(persisted_at, Blocker(*blockers[0]) if blockers else Blocker(None, None, "", "", ""))
 
     def streams(self, *, after: str = "", limit: int = 1000) -> list[StreamInfo]:
         check_limit(limit)

@@ -14,6 +14,7 @@ from runstate.logs.postgres.log import PostgresLog, busy_timeout_default_s, pool
 _schema_pattern = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _options = ("schema", "pool_max", "busy_timeout_s", "partitions")
 _partitions_max = 256
+_escaping = "In a password, write @ as %40, / as %2F, ? as %3F, # as %23 and % as %25"
 
 
 def open_url(url: str, *, create: bool = True) -> PostgresLog:
@@ -27,13 +28,15 @@ def open_url(url: str, *, create: bool = True) -> PostgresLog:
     try:
         parts = urlsplit(url)
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-    except ValueError as error:
-        raise InvalidUrl("The URL cannot be read: write postgresql://USER@HOST:PORT/DATABASE") from error
+    except ValueError:
+        # Without its cause, which quotes parts of the URL.
+        raise InvalidUrl(f"The URL cannot be read: write postgresql://USER@HOST:PORT/DATABASE. {_escaping}") from None
     ours = dict(pair for pair in pairs if pair[0] in _options)
     # libpq takes a + for a plus.
     rest = urlencode([pair for pair in pairs if pair[0] not in _options], quote_via=quote)
     if not url.startswith("postgresql://"):
         raise InvalidUrl("The URL names no server: write postgresql://USER@HOST:PORT/DATABASE")
+    _check_hosts(parts.netloc)
     conninfo = urlunsplit(("postgresql", parts.netloc, parts.path, rest, ""))
     if not parts.netloc:
         # urlunsplit() leaves the two slashes out where no host is named, and libpq needs them.
@@ -61,6 +64,19 @@ def open_url(url: str, *, create: bool = True) -> PostgresLog:
         busy_timeout_s=float(busy_timeout_s),
         partitions=partitions,
     )
+
+
+def _check_hosts(netloc: str) -> None:
+    """
+    Raises:
+        InvalidUrl: a host or a port is not one. Most often that is a part of the password, which libpq would print.
+    """
+    for host in netloc.rpartition("@")[2].split(","):
+        port = host.rpartition("]")[2].partition(":")[2]
+        if port and not (port.isascii() and port.isdecimal()):
+            raise InvalidUrl(f"A port of the URL is not a number. {_escaping}")
+    if netloc.count("@") > 1:
+        raise InvalidUrl(f"The URL has more than one @ before the database. {_escaping}")
 
 
 def _number(text: str, option: str, most: int) -> int:

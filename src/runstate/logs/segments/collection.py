@@ -18,15 +18,15 @@ import msgspec
 from runstate.errors import LogBusy, LogDamaged
 from runstate.logs import disk as files_door
 from runstate.logs.blobs import Blobs
-from runstate.logs.directories import directory_name, lock_in, names_in, streams_among
-from runstate.logs.disk import TEMP_SUFFIX, Disk, LockBusy
+from runstate.logs.directories import LOCKS, directory_name, lock_in, names_in, streams_among
+from runstate.logs.disk import TEMP, Disk, LockBusy
 from runstate.logs.log import BlobRef, blob_digest, blob_refs
 from runstate.logs.segments.damage import damaged
-from runstate.logs.segments.files import BLOBS, LOCKS, SESSIONS, SessionFiles
+from runstate.logs.segments.files import BLOBS, SESSIONS, SessionFiles
 from runstate.logs.segments.verify import examine
 from runstate.logs.tombstones import is_tombstone
 
-_unfinished_pattern = re.compile(rf"[0-9a-f]{{64}}\..+{re.escape(TEMP_SUFFIX)}")
+_unfinished_pattern = re.compile(rf"[0-9a-f]{{64}}{TEMP}")
 """What a killed writer leaves of a blob."""
 
 

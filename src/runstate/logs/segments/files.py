@@ -8,14 +8,18 @@ from functools import cached_property
 from pathlib import PurePath
 from urllib.parse import quote, unquote
 
-from runstate.logs.directories import directory_name
+from runstate.logs.directories import LOCKS, directory_name
+from runstate.logs.disk import TEMP
 
 SESSIONS = "sessions"
 BLOBS = "snapshots"
-LOCKS = ".locks"
 MANIFEST = "manifest.jsonl"
 EVENTS = "events"
 _segment_pattern = re.compile(r"(\d{8,})-(\d{8,})\.jsonl")
+_file = r"(manifest\.jsonl(\.(torn|damaged)-\d+)?|snapshot\.[^/]+\.json|events/\d{8,}-\d{8,}\.jsonl(\.damaged-\d+)?)"
+own_files = re.compile(rf"{_file}({TEMP})?|events/")
+"""The files of a session's directory that a log writes."""
+temporary_files = re.compile(rf"{_file}{TEMP}|events/")
 _snapshot_pattern = re.compile(r"snapshot\.(.+)\.json")
 
 

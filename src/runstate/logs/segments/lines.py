@@ -13,6 +13,7 @@ import msgspec
 from runstate.errors import LogFailed
 from runstate.logs.frames import LINE_DAMAGED, OPENING, OUT_OF_ORDER, Damage, check_writable, framed, framed_record
 from runstate.logs.log import Record
+from runstate.models.canonical import undecodable
 from runstate.models.model import Draft
 
 
@@ -61,7 +62,7 @@ def read_line(stream: str, seq: int, line: bytes) -> Record:
         return framed_record(stream, seq, line)
     try:
         bare = _bares.decode(line)
-    except (msgspec.MsgspecError, UnicodeError) as error:
+    except undecodable as error:
         raise Damage(LINE_DAMAGED, f"The line is no event of a session: {error}") from error
     if (bare.event_index, bare.session_id) != (seq - 1, stream):
         whose = f"event {bare.event_index} of the session {bare.session_id[:80]!r}"

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 
 from runstate.errors import InvalidUrl, StreamNotFound
 from runstate.logs.adoption import check_records
-from runstate.logs.directories import names_in, prepare_root, streams_among, translated
+from runstate.logs.directories import files_beside, names_in, prepare_root, streams_among, translated
 from runstate.logs.disk import Disk, RealDisk
 from runstate.logs.handle import Handle
 from runstate.logs.log import (
@@ -37,7 +37,7 @@ from runstate.logs.log import (
 from runstate.logs.segments.collection import Collected, Holds, collect
 from runstate.logs.segments.compaction import Limits
 from runstate.logs.segments.damage import damage_finding
-from runstate.logs.segments.files import SESSIONS, SessionFiles
+from runstate.logs.segments.files import BLOBS, MANIFEST, SESSIONS, SessionFiles, own_files
 from runstate.logs.segments.reading import Reader, Recent
 from runstate.logs.segments.recovery import cut_back, settle
 from runstate.logs.segments.session import Session
@@ -89,14 +89,14 @@ class SegmentsLog(Handle):
         self.root = root
         self.recoveries: list[Finding] = []
         """What opening sessions for writing has cut off: one warning for each torn tail."""
-        self._disk: Disk = disk or RealDisk()
+        self._disk: Disk = disk or RealDisk(shared_below=root)
         self._limits = limits or Limits()
         self._holds = Holds(self._disk, root)
         self._recent = Recent()
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._gate = Lock()
         self._sweeper = Sweeper(self._disk, root / SESSIONS)
-        self._settled = prepare_root(self._disk, root, create)
+        self._settled = prepare_root(self._disk, root, create, self._has_sessions)
 
     # --- events --------------------------------------------------------------------------------------------
 
@@ -208,6 +208,10 @@ class SegmentsLog(Handle):
             session.forget()
             bury(self._disk, session.files.home, session.files.lock)
 
+    def files_beside(self, stream: str) -> list[str]:
+        check_file_stream(stream)
+        return files_beside(self._disk, SessionFiles(stream, self.root).home, own_files)
+
     def verify(self, stream: str | None = None) -> Iterator[Finding]:
         if stream is not None:
             check_file_stream(stream)
@@ -305,6 +309,11 @@ class SegmentsLog(Handle):
             raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
 
     # --- how -----------------------------------------------------------------------------------------------
+
+    def _has_sessions(self, names: list[str]) -> bool:
+        sessions = self.root / SESSIONS
+        found = (self._disk.exists(sessions / name / MANIFEST) for name in names_in(self._disk, sessions))
+        return any(found) or self._disk.exists(self.root / BLOBS / "sha256")
 
     def _names(self, after: str, until: str | None = None) -> list[str]:
         with translated():

@@ -20,6 +20,7 @@ from runstate.logs.frames import Damage
 from runstate.logs.log import BlobRef
 from runstate.logs.segments.damage import MANIFEST_DAMAGED, Spot
 from runstate.logs.segments.files import EVENTS, MANIFEST, segment_name
+from runstate.models.canonical import undecodable
 
 _closing_bytes = len(',"crc":"00000000"}')
 _pin_index = re.compile(rb'"kind":"snapshot_pinned","eventIndex":(\d+),')
@@ -130,7 +131,7 @@ class Manifest:
             raise Damage(MANIFEST_DAMAGED, f"Line {self.lines} of the manifest does not fit its checksum")
         try:
             entry = _entries.decode(line)
-        except (msgspec.MsgspecError, UnicodeError) as error:
+        except undecodable as error:
             raise Damage(MANIFEST_DAMAGED, f"Line {self.lines} of the manifest is none: {error}") from error
         if entry.manifest_index != self.lines:
             raise Damage(MANIFEST_DAMAGED, f"Line {self.lines} of the manifest says that it is {entry.manifest_index}")

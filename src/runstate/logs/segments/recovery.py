@@ -6,14 +6,15 @@ import logging
 from contextlib import closing
 
 from runstate.logs.directories import names_in
-from runstate.logs.disk import TEMP_SUFFIX, Disk, replace_durably, write_new
+from runstate.logs.disk import Disk, replace_durably, write_new
 from runstate.logs.log import Finding
 from runstate.logs.segments.damage import Spot, damage_finding, damaged
-from runstate.logs.segments.files import MANIFEST, SessionFiles, span_of
+from runstate.logs.segments.files import MANIFEST, SessionFiles, span_of, temporary_files
 from runstate.logs.segments.manifest import Manifest
 from runstate.logs.segments.reading import Reader, in_merged, read_segment
 from runstate.logs.segments.snapshots import read_snapshot, snapshot_models
 from runstate.logs.segments.strays import cut_short, strays
+from runstate.logs.target_directory import remove_own
 
 logger = logging.getLogger("runstate.logs.segments")
 TORN_TAIL = "log.torn_tail"
@@ -70,10 +71,7 @@ def _remove_strays(reader: Reader) -> None:
     for name, kind in strays(names_in(disk, files.events), manifest):
         if kind in ("unfinished", "merged") and _stands_elsewhere(reader, name):
             disk.remove(files.events / name)
-    for directory in (files.events, files.home):
-        for name in names_in(disk, directory):
-            if name.endswith(TEMP_SUFFIX):
-                disk.remove(directory / name)
+    remove_own(files.home, temporary_files, keep={"events/"}, disk=disk)
 
 
 def _stands_elsewhere(reader: Reader, name: str) -> bool:

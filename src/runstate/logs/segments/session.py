@@ -135,7 +135,8 @@ class Session:
             LogBusy: another process, or another handle, holds it.
         """
         try:
-            lock = lock_in(self._disk, self.files.lock)
+            home = self.files.home
+            lock = lock_in(self._disk, self.files.lock, writes_to=[home.parent, home, self.files.events])
         except LockBusy as busy:
             message = f"Another writer holds the session {self.files.stream!r}; try again"
             raise LogBusy(message, stream=self.files.stream) from busy

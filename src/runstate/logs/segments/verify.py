@@ -153,7 +153,6 @@ def _snapshots(reader: Reader, kept: dict[str, Kept | None], manifest: Manifest)
                 code="snapshot.digest_mismatch",
                 message=f"{files.snapshot(model).name} is not what was saved of these events; "
                 "rebuild it with 'runstate replay'",
-                severity="warning",
                 stream=files.stream,
             )
         elif found.events > manifest.events:

@@ -40,8 +40,9 @@ def open_url(url: str, *, create: bool = True) -> SnowflakeLog:
         parts = urlsplit(url)
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         is_plain = parts.port is None and not parts.fragment and url.startswith("snowflake://")
-    except ValueError as error:
-        raise InvalidUrl(f"The URL cannot be read: write {_form}") from error
+    except ValueError:
+        # Without its cause, which quotes parts of the URL.
+        raise InvalidUrl(f"The URL cannot be read: write {_form}") from None
     options = dict(pairs)
     if unknown := sorted(options.keys() - _options):
         raise InvalidUrl(

@@ -10,13 +10,11 @@ import os
 import random
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from queue import Empty, LifoQueue
+from typing import Any, TypeVar
 
 from runstate.errors import (
-    InvalidJson,
     InvalidUrl,
     LogFailed,
     LogNotFound,
@@ -43,13 +41,16 @@ from runstate.logs.log import (
     decimal_position,
     refuse,
 )
+from runstate.logs.permissions import denial, not_writable
 from runstate.logs.sqlite.appends import Append, adopt_rows
-from runstate.logs.sqlite.schema import prepare
+from runstate.logs.sqlite.readers import Readers, ReadOnlyReaders, can_write
+from runstate.logs.sqlite.schema import check, prepare
 from runstate.logs.sqlite.verify import verify_file, verify_rest
-from runstate.logs.sqlite.writer import Writer, primary_code, translate
+from runstate.logs.sqlite.writer import Writer, primary_code, translate, translated
 from runstate.models.canonical import digest
 from runstate.models.model import Draft, check_stream
 
+T = TypeVar("T")
 busy_timeout_default_s = 30.0
 
 _record_columns = "e.seq, e.event_id, e.type, e.key, e.tenant, e.emitted_at, e.persisted_at, e.body"
@@ -109,28 +110,39 @@ class SqliteLog(Handle):
     def __init__(
         self, path: str | Path, *, create: bool = True, busy_timeout_s: float = busy_timeout_default_s
     ) -> None:
-        """Open the file, and make it if it is not there.
+        """Open the file, and create it if it is not there. A file that this process may not write is opened to read.
 
         Raises:
             LogNotFound: it is not there, and `create` is false.
             NotALog: something else is in the file.
             LogTooNew: a newer Runstate wrote it.
-            LogFailed: it cannot be opened: no such directory, no permission.
+            NotWritable: it cannot be created.
+            LogFailed: it cannot be opened: no such directory, no read permission.
         """
         self.path = Path(path)
         self._busy_timeout_s = busy_timeout_s
         super().__init__()
-        self._readers: LifoQueue[sqlite3.Connection] = LifoQueue()
         if create:
             _create_private(self.path)
-        elif not self.path.exists():
+        elif not _is_there(self.path):
             raise LogNotFound(f"There is no file {self.path}", path=str(self.path))
-        first = self._connect()
-        try:
-            self._prepare(first)
-        finally:
-            first.close()
-        self._writer = Writer(self._connect, busy_timeout_s)
+        self._writer: Writer | None = None
+        self._readers: Readers | ReadOnlyReaders
+        if can_write(self.path):
+            first = self._connect()
+            try:
+                self._prepare(first)
+            finally:
+                first.close()
+            self._writer = Writer(self._connect, busy_timeout_s)
+            self._readers = Readers(self._connect)
+        else:
+            self._readers = ReadOnlyReaders(self.path, busy_timeout_s)
+            try:
+                self._read(check)
+            except BaseException:
+                self._readers.close()
+                raise
 
     def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
         check_stream(stream)
@@ -138,7 +150,7 @@ class SqliteLog(Handle):
         if not drafts:
             return []
         append = Append(stream, drafts, expected_seq)
-        self._writer.append(append)
+        self._writing().append(append)
         return append.result
 
     def adopt(self, stream: str, records: Sequence[Record]) -> int:
@@ -152,14 +164,14 @@ class SqliteLog(Handle):
             new = adopt_rows(connection, stream, records)
 
         if records:
-            self._writer.work(adopt)
+            self._writing().work(adopt)
         return new
 
     def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
         check_stream(stream)
         check_limit(limit)
-        with self._reader() as reader:
-            return [Record(stream, *row) for row in reader.execute(_read, (stream, _place(after_seq), _place(limit)))]
+        rows = self._query(_read, (stream, _place(after_seq), _place(limit)))
+        return [Record(stream, *row) for row in rows]
 
     def lines(self, stream: str, *, after_seq: int = 0, until_seq: int | None = None) -> Iterator[bytes]:
         check_stream(stream)
@@ -167,65 +179,57 @@ class SqliteLog(Handle):
         after = _place(after_seq)
         while True:
             # Page by page: a cursor left open by a caller that reads on later would keep SQLite from cleaning up.
-            page: list[bytes] = []
-            with self._reader() as reader:
-                for seq, body in reader.execute(_lines, (stream, after, until, _lines_page)):
-                    page.append(body)
-                    after = seq
-            yield from page
+            page = self._query(_lines, (stream, after, until, _lines_page))
+            for _, body in page:
+                yield body
             if len(page) < _lines_page:
                 return
+            after = page[-1][0]
 
     def find(self, stream: str, key: str) -> Record | None:
         check_stream(stream)
-        with self._reader() as reader:
-            row = reader.execute(_find, (stream, key)).fetchone()
-        return Record(stream, *row) if row else None
+        rows = self._query(_find, (stream, key))
+        return Record(stream, *rows[0]) if rows else None
 
     def feed(self, *, after: Position | None = None, limit: int = 1000) -> FeedPage:
         check_limit(limit)
-        with self._reader() as reader:
-            position = 0
-            if after is not None:
-                (last,) = reader.execute(_last_position).fetchone()
-                position = decimal_position(after, last)
-            rows = reader.execute(_feed, (position, _place(limit))).fetchall()
+        position = 0
+        if after is not None:
+            ((last,),) = self._query(_last_position)
+            position = decimal_position(after, last)
+        rows = self._query(_feed, (position, _place(limit)))
         return FeedPage([Record(*row[1:]) for row in rows], Position(str(rows[-1][0])) if rows else after)
 
     def wait(self, after: Position | None, timeout_s: float) -> None:
         """Return once there may be something after `after`, or after `timeout_s`.
 
-        Nobody tells of another process's commit, but a glance at the number that each of them changes costs next to
-        nothing, so that one can be taken often.
+        SQLite does not notify of another process's commit, so the log is asked often; that costs next to nothing.
         """
+        self._check_open()
         until = time.monotonic() + timeout_s
-        with self._reader() as reader:
-            before = reader.execute("PRAGMA data_version").fetchone()
+        with translated(), self._readers.watching() as has_changed:
             if self.feed(after=after, limit=1).records:
                 return
             while (left_s := until - time.monotonic()) > 0:
                 time.sleep(min(_glance_s, left_s))
                 self._check_open()
-                if reader.execute("PRAGMA data_version").fetchone() != before:
+                if has_changed():
                     return
 
     def streams(self, *, after: str = "", limit: int = 1000) -> list[StreamInfo]:
         check_limit(limit)
-        with self._reader() as reader:
-            rows = reader.execute(f"{_info} WHERE stream > ? ORDER BY stream LIMIT ?", (after, _place(limit)))
-            return [StreamInfo(*row) for row in rows]
+        rows = self._query(f"{_info} WHERE stream > ? ORDER BY stream LIMIT ?", (after, _place(limit)))
+        return [StreamInfo(*row) for row in rows]
 
     def stream(self, stream: str) -> StreamInfo | None:
         check_stream(stream)
-        with self._reader() as reader:
-            row = reader.execute(f"{_info} WHERE stream = ?", (stream,)).fetchone()
-        return StreamInfo(*row) if row else None
+        rows = self._query(f"{_info} WHERE stream = ?", (stream,))
+        return StreamInfo(*rows[0]) if rows else None
 
     def heads(self, *, after: str = "", until: str | None = None, versions: bool = True) -> Iterator[Head]:
         query = _heads.format(version=_last_event if versions else "''")
         while True:
-            with self._reader() as reader:
-                page = reader.execute(query, (after, until, until, _heads_page)).fetchall()
+            page = self._query(query, (after, until, until, _heads_page))
             for stream, last_seq, version in page:
                 yield Head(stream, last_seq, str(version), last_seq)
             if len(page) < _heads_page:
@@ -234,9 +238,8 @@ class SqliteLog(Handle):
 
     def load_snapshot(self, stream: str, model: str) -> StoredSnapshot | None:
         check_stream(stream)
-        with self._reader() as reader:
-            row = reader.execute(_load_snapshot, (stream, model)).fetchone()
-        return StoredSnapshot(*row) if row else None
+        rows = self._query(_load_snapshot, (stream, model))
+        return StoredSnapshot(*rows[0]) if rows else None
 
     def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
         check_stream(stream)
@@ -249,14 +252,14 @@ class SqliteLog(Handle):
                 raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
 
         # Not synced: a snapshot that a power cut takes away is rebuilt from the log.
-        self._writer.work(save, durable=False)
+        self._writing().work(save, durable=False)
 
     def save_snapshots(self, snapshots: Sequence[tuple[str, StoredSnapshot]]) -> None:
         for stream, _ in snapshots:
             check_stream(stream)
         self._check_open()
         values = [_values(stream, snapshot) for stream, snapshot in snapshots]
-        self._writer.work(lambda connection: _save_all(connection, values), durable=False)
+        self._writing().work(lambda connection: _save_all(connection, values), durable=False)
 
     def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
         check_stream(stream)
@@ -272,17 +275,15 @@ class SqliteLog(Handle):
             connection.execute("DELETE FROM snapshots WHERE stream_id = ?", (stream_id,))
             connection.execute("DELETE FROM events WHERE stream_id = ?", (stream_id,))
 
-        self._writer.work(delete)
+        self._writing().work(delete)
 
     def verify(self, stream: str | None = None) -> Iterator[Finding]:
         if stream is not None:
             check_stream(stream)
-        with self._reader() as reader:
-            yield from verify_file(reader, stream)
+        yield from self._read(lambda reader: list(verify_file(reader, stream)))
 
     def verify_rest(self) -> Iterator[Finding]:
-        with self._reader() as reader:
-            yield from verify_rest(reader)
+        yield from self._read(lambda reader: list(verify_rest(reader)))
 
     def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
         raise refuse(Capability.REPAIR, "SQLite")
@@ -294,21 +295,26 @@ class SqliteLog(Handle):
         def put(connection: sqlite3.Connection) -> None:
             connection.execute("INSERT OR IGNORE INTO blobs VALUES (?, ?)", (name, bytes(data)))
 
-        self._writer.work(put)
+        self._writing().work(put)
         return BlobRef(f"sha256:{name}")
 
     def get_blob(self, ref: BlobRef) -> bytes:
-        with self._reader() as reader:
-            row = reader.execute("SELECT data FROM blobs WHERE digest = ?", (blob_digest(ref),)).fetchone()
-        return checked_blob(ref, row[0] if row else None)
+        rows = self._query("SELECT data FROM blobs WHERE digest = ?", (blob_digest(ref),))
+        return checked_blob(ref, rows[0][0] if rows else None)
 
     def _release(self) -> None:
-        self._writer.close()
-        while True:
-            try:
-                self._readers.get_nowait().close()
-            except Empty:
-                return
+        if self._writer is not None:
+            self._writer.close()
+        self._readers.close()
+
+    def _writing(self) -> Writer:
+        """
+        Raises:
+            NotWritable: this process may only read the file.
+        """
+        if self._writer is None:
+            raise not_writable(Path(os.path.realpath(self.path)))
+        return self._writer
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Bring the file up to date, together with whoever else opens it now."""
@@ -323,26 +329,13 @@ class SqliteLog(Handle):
                     raise translate(error) from error
             time.sleep(random.uniform(0.001, 0.01))  # noqa: S311 - no secret, a pause
 
-    @contextmanager
-    def _reader(self) -> Iterator[sqlite3.Connection]:
-        """A connection for reading; it goes back to the pool, so that there are as many as threads at work."""
+    def _query(self, query: str, values: Sequence[object] = ()) -> list[Any]:
+        return self._read(lambda reader: reader.execute(query, values).fetchall())
+
+    def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         self._check_open()
-        try:
-            connection = self._readers.get_nowait()
-        except Empty:
-            connection = self._connect()
-            connection.execute("PRAGMA query_only = ON")
-        try:
-            yield connection
-        except sqlite3.Error as error:
-            raise translate(error) from error
-        except UnicodeEncodeError as error:  # A lone surrogate, which no stored text can hold.
-            raise InvalidJson(f"{error.object[:40]!r} is no text: it has a lone surrogate") from error
-        finally:
-            if self._closed:
-                connection.close()
-            else:
-                self._readers.put(connection)
+        with translated():
+            return self._readers.run(work)
 
     def _connect(self) -> sqlite3.Connection:
         try:
@@ -371,7 +364,14 @@ def _create_private(path: Path) -> None:
     except FileExistsError:
         return
     except OSError as error:
-        raise LogFailed(f"{path} cannot be opened: {error.strerror}") from error
+        raise denial(error) or LogFailed(f"{path} cannot be opened: {error.strerror}") from error
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:
+        raise denial(error) or LogFailed(f"{path} cannot be opened: {error.strerror}") from error
 
 
 def _place(number: int) -> int:

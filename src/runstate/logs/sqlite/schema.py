@@ -5,9 +5,10 @@ Migrations run in one transaction under the write lock, so two processes may ope
 
 from __future__ import annotations
 
+import re
 import sqlite3
 
-from runstate.errors import LogTooNew, NotALog
+from runstate.errors import LogFailed, LogTooNew, NotALog
 from runstate.logs.log import now
 
 application_id = 0x52554E53
@@ -69,6 +70,8 @@ BEGIN SELECT RAISE(ABORT, 'events are append-only: delete the whole stream'); EN
 migrations = [_version_1]
 """The n-th turns version n into version n + 1. Published ones are never edited."""
 
+own_tables = {"schema_version", *re.findall(r"CREATE TABLE (\w+)", "".join(migrations))}
+
 
 def prepare(connection: sqlite3.Connection) -> None:
     """Bring the file to the newest version; make the tables in a new one.
@@ -94,9 +97,33 @@ def prepare(connection: sqlite3.Connection) -> None:
         raise
 
 
+def check(connection: sqlite3.Connection) -> None:
+    """See that a file that cannot be changed is of the newest version.
+
+    Raises:
+        NotALog, LogTooNew: as `prepare` does; or nothing was written to the file yet.
+        LogFailed: it must be migrated first.
+    """
+    version = _version(connection)
+    if version == 0:
+        raise NotALog("The file is an empty SQLite database: no log has been created in it yet")
+    if version < len(migrations):
+        raise LogFailed(
+            f"The file has format version {version} and must be migrated to {len(migrations)} before it is read; "
+            "open it once as a user who can write it",
+            version=version,
+        )
+
+
 def _version(connection: sqlite3.Connection) -> int:
     """The file's version: 0 for a new one, whose version table is then made."""
-    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    kinds = dict(
+        connection.execute("SELECT lower(name), type FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
+    )
+    tables = {name for name, kind in kinds.items() if kind == "table"}
+    if replaced := sorted(own_tables & kinds.keys() - tables):
+        # A view is a query that the author of the file chose, and may never end.
+        raise NotALog(f"In the file, {replaced[0]!r} is a view and not the table of a log; it was left untouched")
     if "schema_version" in tables and _is_ours(connection):
         (version,) = connection.execute("SELECT coalesce(max(version), 0) FROM schema_version").fetchone()
         if version > len(migrations):

@@ -12,11 +12,13 @@ import sqlite3
 import threading
 import time
 from _thread import allocate_lock
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 
 from runstate.errors import (
     AppendOutcomeUnknown,
+    InvalidJson,
     LogBusy,
     LogClosed,
     LogDamaged,
@@ -55,6 +57,9 @@ class Writer:
         self._relaxed = connect()
         # Without the fsync: for what may be thrown away. The next durable commit syncs it along.
         self._relaxed.execute("PRAGMA synchronous = NORMAL")
+        for connection in (self._connection, self._relaxed):
+            # `_begin` waits for the lock. SQLite would wait too, and Ctrl-C had no effect until it gave up.
+            connection.execute("PRAGMA busy_timeout = 0")
         self._busy_timeout_s = busy_timeout_s
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._heads = Heads()
@@ -229,13 +234,24 @@ class Writer:
 def translate(error: sqlite3.Error) -> RunstateError:
     """SQLite's errors in our words. Only reads, and writes that were rolled back, come here."""
     code = primary_code(error)
-    if code == sqlite3.SQLITE_BUSY:
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_PROTOCOL):
         return LogBusy(f"Another process holds the log ({error}); try again")
     if code == sqlite3.SQLITE_FULL:
         return LogFull()
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return LogDamaged(f"SQLite found damage ({error}); keep a copy of the file, then run 'runstate verify'")
     return LogFailed(f"SQLite refused: {error}")
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """SQLite's errors about a read in our words."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise translate(error) from error
+    except UnicodeEncodeError as error:  # A lone surrogate, which no stored text can hold.
+        raise InvalidJson(f"{error.object[:40]!r} is no text: it has a lone surrogate") from error
 
 
 def primary_code(error: sqlite3.Error) -> int:

@@ -22,6 +22,7 @@ import msgspec
 from google_crc32c import value as crc32c
 
 from runstate.logs.log import Record
+from runstate.models.canonical import undecodable
 from runstate.models.model import stable_uuid
 
 ENTRY_DAMAGED = "log.entry_damaged"
@@ -139,7 +140,10 @@ def check_body(body: bytes) -> None:
         raise ValueError("an event's line holds a newline")
     if not body.isascii():
         body.decode()  # A reader of text stops at what is no UTF-8.
-    _any_json.decode(body)
+    try:
+        _any_json.decode(body)
+    except undecodable as error:
+        raise ValueError(str(error)) from error
 
 
 # --- reading -------------------------------------------------------------------------------------------------
@@ -168,7 +172,7 @@ def intact_envelopes(seq: int, lines: Sequence[bytes]) -> list[Envelope] | None:
         return None
     try:
         found = _envelope_lists.decode(b"[{%b]" % b",{".join(members))
-    except (msgspec.MsgspecError, UnicodeError):
+    except undecodable:
         return None
     return found if all(envelope.after is None for envelope in found) else None
 
@@ -237,7 +241,7 @@ def _own_entry(line: bytes) -> Entry | None:
         return None
     try:
         return Entry(int(start[7:-1]), _envelopes.decode(b"{" + members), body)
-    except (msgspec.MsgspecError, UnicodeError, ValueError):
+    except (ValueError, *undecodable):
         return None
 
 
@@ -250,7 +254,7 @@ def _plain_entry(stream: str, line: bytes) -> Entry:
         plain = _plains.decode(line)
         body = bytes(plain.event)
         told = _tellings.decode(body)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+    except undecodable as error:
         raise Damage(ENTRY_DAMAGED, f"The line is no entry, or does not fit its checksums: {error}") from error
     if plain.crc is not None and plain.crc != f"{crc32c(body):08x}":
         raise Damage(ENTRY_DAMAGED, "The event does not fit its checksum")

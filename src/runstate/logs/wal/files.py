@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePath
 from urllib.parse import quote
 
-from runstate.logs.directories import directory_name, names_in
-from runstate.logs.disk import TEMP_SUFFIX, Disk, write_new
+from runstate.logs.directories import LOCKS, directory_name
+from runstate.logs.disk import TEMP, Disk, write_new
+from runstate.logs.target_directory import remove_own
 
 WAL = "wal.jsonl"
 LEDGER = "ledger.json"
 KEYS = "keys.json"
 backups = (".bak", ".bak.2", ".bak.3")
 """What the names of evidence end with, the newest first."""
+SEGMENT = r"(\d{16})-(\d{16})-([0-9a-f]{64})\.jsonl\.(gz|zst)"
+_name = r"(wal\.jsonl|ledger\.json|keys\.json|snapshot(\.[^/]+)?\.json(\.zst)?)"
+_file = rf"({_name}(\.bak(\.[23])?|\.torn)?|archive/{SEGMENT})"
+own_files = re.compile(rf"{_file}({TEMP})?|archive/")
+"""The files of a stream's directory that a log writes."""
+_temporary = re.compile(rf"{_file}{TEMP}|archive/")
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,7 @@ class StreamFiles:
 
     @property
     def lock(self) -> PurePath:
-        return self.root / ".locks" / self.home.name
+        return self.root / LOCKS / self.home.name
 
     def snapshot(self, model: str) -> PurePath:
         return self.home / ("snapshot.json" if model == "daemon" else f"snapshot.{quote(model, safe='')}.json")
@@ -66,10 +74,7 @@ def read_or_none(disk: Disk, path: PurePath) -> bytes | None:
 
 def remove_leftovers(disk: Disk, files: StreamFiles) -> None:
     """Remove the temporary files of a writer that was killed. The caller holds the stream's lock."""
-    for directory in (files.home, files.archive):
-        for name in names_in(disk, directory):
-            if name.endswith(TEMP_SUFFIX):
-                disk.remove(directory / name)
+    remove_own(files.home, _temporary, keep={"archive/"}, disk=disk)
 
 
 def keep_copy(disk: Disk, path: PurePath, data: bytes) -> PurePath:

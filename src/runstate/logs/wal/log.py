@@ -15,7 +15,7 @@ from pathlib import PurePath
 from runstate.errors import SnapshotTooNew, StreamNotFound, Truncated
 from runstate.logs.adoption import check_records, key_taken, new_records
 from runstate.logs.blobs import Blobs
-from runstate.logs.directories import prepare_root, streams_among, translated
+from runstate.logs.directories import files_beside, prepare_root, streams_among, translated
 from runstate.logs.disk import Disk, RealDisk
 from runstate.logs.handle import Handle
 from runstate.logs.log import (
@@ -35,7 +35,7 @@ from runstate.logs.log import (
 )
 from runstate.logs.tombstones import Sweeper, bury
 from runstate.logs.wal.compaction import checkpoint, is_newer
-from runstate.logs.wal.files import StreamFiles
+from runstate.logs.wal.files import WAL, StreamFiles, own_files
 from runstate.logs.wal.ledger import read_ledger
 from runstate.logs.wal.options import WalOptions, checked
 from runstate.logs.wal.reader import WalReader
@@ -77,10 +77,10 @@ class WalLog(Handle):
         self.root, self.options = root, checked(options or WalOptions())
         self.recoveries: list[Finding] = []
         """What opening streams for writing has cut off or rotated away."""
-        self._disk: Disk = disk or RealDisk()
+        self._disk: Disk = disk or RealDisk(shared_below=root)
         self._blobs = Blobs(self._disk, root / ".blobs")
         self._sweeper = Sweeper(self._disk, root)
-        is_new = prepare_root(self._disk, root, create)
+        is_new = prepare_root(self._disk, root, create, self._has_streams)
         self._writers = Writers(self._disk, root, self.options, self.recoveries, is_settled=is_new)
 
     # --- appending -----------------------------------------------------------------------------------------
@@ -288,12 +288,17 @@ class WalLog(Handle):
             bury(self._disk, writer.files.home, writer.files.lock)
             writer.closed = True
 
+    def files_beside(self, stream: str) -> list[str]:
+        check_file_stream(stream)
+        return files_beside(self._disk, self._files(stream).home, own_files)
+
     def verify(self, stream: str | None = None) -> Iterator[Finding]:
         if stream is not None:
             check_file_stream(stream)
         self._check_open()
         for name in self._names("") if stream is None else [stream]:
-            ledger = read_ledger(self._disk, files := self._files(name))
+            with translated():
+                ledger = read_ledger(self._disk, files := self._files(name))
             with self._view(name) as view:
                 yield from verify_stream(self._disk, files, ledger, view)
         if stream is None:
@@ -344,6 +349,9 @@ class WalLog(Handle):
             raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
 
     # --- how -----------------------------------------------------------------------------------------------
+
+    def _has_streams(self, names: list[str]) -> bool:
+        return any(self._disk.exists(self.root / name / WAL) for name in names)
 
     def _files(self, stream: str) -> StreamFiles:
         return StreamFiles(self.root, stream)

@@ -88,18 +88,12 @@ def _beside(disk: Disk, files: StreamFiles) -> Iterator[Finding]:
                 severity="warning",
                 stream=files.stream,
             )
-    ledger = read_ledger(disk, files)
     for path in snapshot_paths(disk, files):
         try:
             check_snapshot(disk, path)
         except SnapshotTooNew as error:
             yield Finding(code=error.code, message=str(error), severity="warning", stream=files.stream)
         except CorruptSnapshot as error:
-            # What it stands for is gone from the WAL, if a checkpoint has removed it.
-            needed = ledger is not None and ledger.removed is not None
             yield Finding(
-                code="snapshot.corrupt",
-                message=f"{error}; the next recovery keeps it as .bak",
-                severity="damage" if needed else "warning",
-                stream=files.stream,
+                code="snapshot.corrupt", message=f"{error}; the next recovery keeps it as .bak", stream=files.stream
             )

@@ -131,7 +131,8 @@ class Writers:
             with suppress(PermissionError):
                 self._disk.sync_directory(self._root.parent)
             self._is_settled = True
-        return Writer(self._disk, files, lock_in(self._disk, files.lock), self._options, self._report)
+        lock = lock_in(self._disk, files.lock, writes_to=[files.home, files.archive])
+        return Writer(self._disk, files, lock, self._options, self._report)
 
     def _idle(self, writer: Writer) -> list[Writer]:
         """Whom to close: a stream that could not be opened or was deleted, and those beyond the bound."""

@@ -165,7 +165,7 @@ def _or_null(attempts: Ints) -> pa.Array:
 
 def _closings(facts: Sequence[RunFact]) -> _Payloads:
     """The payloads' texts of the events whose payloads the fold looks at."""
-    found = [bytes(fact.payload) if fact.payload and _is_looked_at(fact) else None for fact in facts]  # type: ignore[arg-type]
+    found = [bytes(fact.payload) if fact.payload and _is_looked_at(fact) else None for fact in facts]
     texts = [text for text in found if text is not None]
     # All of them are decoded, as the plain fold does: one that cannot be read must not go by unseen.
     if len(_anything.decode_lines(b"\n".join(texts))) != len(texts):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from runstate.errors import InvalidJson
-from runstate.models.canonical import digest, embed
+from runstate.models.canonical import digest, embed, undecodable
 
 
 class StepError(msgspec.Struct, rename="camel", gc=False):
@@ -86,7 +86,7 @@ def load(data: bytes) -> RunSnapshot:
     """The snapshot that `dump` wrote. Whether its hash still fits is for `verify` to say."""
     try:
         return _decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except undecodable as error:
         raise InvalidJson(f"Not a run's snapshot: {error}") from error
 
 

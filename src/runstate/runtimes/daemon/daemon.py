@@ -25,7 +25,9 @@ lease_s_default = 30.0
 
 def url_of(place: str | Path) -> str:
     """The URL of a daemon's log: the place itself if it is one, else the directory's WAL."""
-    return str(place) if str(place).partition(":")[0] in installed_schemes() else f"wal:{place}"
+    # A URL of an unknown scheme is refused by whoever opens it. As a directory it would have its password in its name.
+    is_url = "://" in str(place) or str(place).partition(":")[0] in installed_schemes()
+    return str(place) if is_url else f"wal:{place}"
 
 
 class Daemon(WorkQueues):

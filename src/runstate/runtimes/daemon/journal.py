@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from runstate.errors import SnapshotTooNew
+from runstate.errors import SnapshotTooNew, Truncated
 from runstate.logs.log import AppendResult, EventLog, Record, StoredSnapshot
 from runstate.models.canonical import digest
 from runstate.models.daemon import DAEMON, MaterializedState
@@ -110,10 +110,17 @@ def load_state(log: EventLog, stream: str) -> tuple[MaterializedState, int]:
     Raises:
         SnapshotTooNew: a newer version of the model wrote the snapshot; it was left untouched.
     """
-    stored, info = _stored(log, stream), log.stream(stream)
-    last_seq = 0 if info is None else info.last_seq
-    state, seq = (DAEMON.initial(stream), 0) if stored is None else (DAEMON.load(stored.body), stored.seq)
-    return DAEMON.fold(state, log.lines(stream, after_seq=seq, until_seq=max(seq, last_seq))), max(seq, last_seq)
+    while True:
+        stored, info = _stored(log, stream), log.stream(stream)
+        last_seq = 0 if info is None else info.last_seq
+        state, seq = (DAEMON.initial(stream), 0) if stored is None else (DAEMON.load(stored.body), stored.seq)
+        last_seq = max(seq, last_seq)
+        try:
+            return DAEMON.fold(state, log.lines(stream, after_seq=seq, until_seq=last_seq)), last_seq
+        except Truncated:
+            # A checkpoint has dropped these events meanwhile. Where none has, they are missing.
+            if _stored(log, stream) == stored:
+                raise
 
 
 def _stored(log: EventLog, stream: str) -> StoredSnapshot | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import time
@@ -16,22 +17,34 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from runstate.logs.disk import Disk, Lock, LockBusy, RealDisk, replace_durably, write_new
+from runstate.logs.disk import (
+    Lock,
+    LockBusy,
+    RealDisk,
+    make_directories,
+    refuse_links,
+    replace_durably,
+    write_new,
+)
 from runstate.models.canonical import digest
 from runstate.models.rundir.state import RunDirectory, WorkItem
 
 _chunk_bytes = 1 << 20
+_staged = re.compile(r"[0-9a-f]{16}|undo-[0-9a-f]{64}")
+own_files = re.compile(r"\.orchestrator\.lock|\.staging/.*")
+"""What a run directory may hold before the run has any event or artifact."""
 _lock_tries = 3
 _lock_pause_s = 0.02
 
 
 def sha256_of(path: Path) -> str | None:
     """The digest of a file's bytes, None where there is no file."""
-    found = hashlib.sha256()
+    found, offset = hashlib.sha256(), 0
     try:
-        with path.open("rb") as file:
-            while chunk := file.read(_chunk_bytes):
+        with RealDisk().open(path, read_only=True) as file:
+            while chunk := file.read_at(offset, _chunk_bytes):
                 found.update(chunk)
+                offset += len(chunk)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return None
     return found.hexdigest()
@@ -51,9 +64,10 @@ class ArtifactFiles:
         """
         Raises:
             LockBusy: somebody else holds it.
-            OSError: the directory cannot be made, or not be written to.
+            OSError: the directory cannot be made, or not be written to; or it holds a link where files are written.
         """
-        make_directory(self._disk, self._directory)
+        refuse_links(self._disk, self._directory, self._root, self._staging)
+        make_directories(self._disk, self._directory)
         for _ in range(_lock_tries):
             with suppress(LockBusy):
                 return self._disk.lock(self._lock_file)
@@ -87,7 +101,8 @@ class ArtifactFiles:
     def stage(self) -> Path:
         """A new directory for the outputs of one job, of which nobody else knows."""
         staging = self._staging / secrets.token_hex(8)
-        staging.mkdir(parents=True)
+        make_directories(self._disk, self._staging)
+        self._disk.make_directory(staging)
         return staging
 
     def publish(self, work_item_id: str, outputs: dict[str, bytes], rewritten: Iterable[str] = ()) -> None:
@@ -102,10 +117,11 @@ class ArtifactFiles:
         ready = self.stage()
         for number, (name, data) in enumerate(outputs.items()):
             write_new(self._disk, ready / str(number), data)
-            make_directory(self._disk, self.path(name).parent)
+            self._refuse_links_to(self.path(name))
+            make_directories(self._disk, self.path(name).parent)
         for name in rewritten:
             kept = self._undo(work_item_id) / digest(outputs[name]) / name
-            make_directory(self._disk, kept.parent)
+            make_directories(self._disk, kept.parent)
             replace_durably(self._disk, kept, self.path(name).read_bytes())
         try:
             for number, name in enumerate(outputs):
@@ -123,7 +139,16 @@ class ArtifactFiles:
         self.drop_staging()
 
     def drop_staging(self) -> None:
-        shutil.rmtree(self._staging, ignore_errors=True)
+        """Remove what jobs have staged. What others put there, or behind a symlink, stays."""
+        if not self._staging.is_symlink():
+            for path in self._staging.glob("*"):
+                if _staged.fullmatch(path.name):
+                    shutil.rmtree(path, ignore_errors=True)
+            with suppress(OSError):
+                self._staging.rmdir()
+
+    def _refuse_links_to(self, artifact: Path) -> None:
+        refuse_links(self._disk, *(path for path in artifact.parents if path.is_relative_to(self._root)))
 
     def _undo(self, work_item_id: str) -> Path:
         """Where the bytes that a work item replaces are kept, under the digest of those that replace them."""
@@ -136,16 +161,8 @@ class ArtifactFiles:
             target = self._root.joinpath(*name)
             # Anything else that stands there now was put there by somebody else, and is theirs.
             if sha256_of(target) == replacement:
+                self._refuse_links_to(target)
                 replace_durably(self._disk, target, path.read_bytes())
-
-
-def make_directory(disk: Disk, path: Path) -> None:
-    """Make a directory and those above it, so that they survive a power cut."""
-    if not path.is_dir():
-        make_directory(disk, path.parent)
-        with suppress(FileExistsError):
-            disk.make_directory(path)
-        disk.sync_directory(path.parent)
 
 
 def newest_items(state: RunDirectory) -> dict[tuple[str, str], WorkItem]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from runstate.errors import RunstateError
+from runstate.logs.disk import RealDisk, make_directories, write_private
 from runstate.models.canonical import check_value
 from runstate.models.rundir.events import Issue
 
@@ -100,8 +101,8 @@ class Job:
         if artifact is None:
             raise UndeclaredArtifact(f"{name!r} is no declared output of {self._spec.worker!r}")
         path = Path(self._spec.staging, artifact)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data.encode() if isinstance(data, str) else data)
+        make_directories(RealDisk(), path.parent)
+        write_private(path, data.encode() if isinstance(data, str) else data)
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a value as JSON with sorted names, so that the same value gives the same bytes."""

@@ -14,12 +14,14 @@ from typing import Any
 
 import msgspec
 
-from runstate.errors import LogBusy, LogFailed, RunstateError, SnapshotTooNew, StreamNotFound
+from runstate.errors import LogBusy, RunstateError, SnapshotTooNew, StreamNotFound
 from runstate.logs.disk import LockBusy
+from runstate.logs.target_directory import cannot_write, refuse_foreign
 from runstate.models.canonical import digest
-from runstate.models.rundir.events import Issue
+from runstate.models.model import check_file_stream
+from runstate.models.rundir.events import Issue, RunCreated
 from runstate.models.rundir.state import RunDirectory
-from runstate.runtimes.orchestrator.artifacts import ArtifactFiles
+from runstate.runtimes.orchestrator.artifacts import ArtifactFiles, own_files
 from runstate.runtimes.orchestrator.context import Context, Progress, RunCancelled, RunFailed
 from runstate.runtimes.orchestrator.graph import Graph, InvalidGraph, Node, Worker
 from runstate.runtimes.orchestrator.items import run_items
@@ -60,6 +62,7 @@ class Orchestrator:
         place: str = "",
     ) -> None:
         graph.check()
+        check_file_stream(run_id)  # It names a directory, also where the events live in a database.
         self._place = place
         self._graph, self._store, self._pool, self.run_id, self._directory = graph, store, pool, run_id, directory
         self._telemetry, self._progress = telemetry or [], progress
@@ -70,7 +73,7 @@ class Orchestrator:
         """Begin a new run and bring it to its end.
 
         Raises:
-            RunExists, MissingInput, LogBusy, LogFailed: nothing was begun.
+            RunExists, NotALog, MissingInput, LogBusy, LogFailed: nothing was begun.
             RunFailed, RunCancelled: the trail is complete, and `resume` goes on from it.
         """
         self._refuse_existing()
@@ -96,7 +99,7 @@ class Orchestrator:
         known = [node.name for node in self._graph.nodes]
         if unknown := forced - set(known):
             raise InvalidGraph(f"There is no node {min(unknown)!r} to force; there are: {', '.join(known)}")
-        if self._store.log.stream(self.run_id) is None and not self._has_snapshot():
+        if not self.exists():
             raise StreamNotFound(f"There is no run {self.run_id!r}", stream=self.run_id)
         self._check_sources()
         with self._locked():
@@ -152,22 +155,28 @@ class Orchestrator:
         """
         Raises:
             LogBusy: another orchestrator is at work on this run.
-            LogFailed: the run directory cannot be made, or not be written to.
+            NotWritable: the run directory cannot be written.
+            LogFailed: the disk refused otherwise.
         """
         try:
             lock = ArtifactFiles(self._directory).lock()
         except LockBusy as error:
             raise LogBusy(f"Another orchestrator is at work on the run {self.run_id!r}") from error
         except OSError as error:
-            raise LogFailed(f"The run directory {self._directory} cannot be written to: {error}") from error
+            raise cannot_write(self._directory, error) from error
         try:
             yield
         finally:
             lock.release()
 
+    def exists(self) -> bool:
+        """Whether there is a run of this id, or what is left of one."""
+        return self._store.log.stream(self.run_id) is not None or self._has_snapshot()
+
     def _refuse_existing(self) -> None:
-        if self._store.log.stream(self.run_id) is not None or self._has_snapshot():
+        if self.exists():
             raise RunExists(f"There is a run {self.run_id!r} already; go on with it by resume")
+        refuse_foreign(self._directory, own_files)
 
     def _check_sources(self) -> None:
         for name, path in self._graph.sources.items():
@@ -195,11 +204,11 @@ class Orchestrator:
             if not self._is_snapshot_valid():
                 self._store.snapshots.forget(self.run_id)
                 self._store.rebuild_snapshot(self.run_id)
-            created = self._store.fetch_events(self.run_id, limit=1)[0]
-            begun_with = created.payload.get("config", {}).get("graph", self._graph.name)
-            if begun_with != self._graph.name:
-                raise InvalidGraph(f"The run {self.run_id!r} was begun with the graph {begun_with!r}")
-            return created.payload.get("parameters", {}), self._store.current_state(self.run_id)
+            created = recorded_start(self._store, self.run_id)
+            graph_name = created.config.get("graph", self._graph.name)
+            if graph_name != self._graph.name:
+                raise InvalidGraph(f"The run {self.run_id!r} was started with the graph {graph_name!r}")
+            return created.parameters, self._store.current_state(self.run_id)
         except (SnapshotTooNew, InvalidGraph):
             raise
         except (RunstateError, msgspec.MsgspecError) as error:
@@ -230,6 +239,15 @@ class Orchestrator:
                 trail.emit("RUN_FAILED", {"error": {"message": message, "error_code": "SnapshotInvalid"}})
         write_failure_summary(self._directory, state, message)
         return RunFailed(message, error_code="SnapshotInvalid")
+
+
+def recorded_start(store: RunStore, run_id: str) -> RunCreated:
+    """What the first event of a run records. Whoever wrote the run directory wrote it: nothing in it is loaded.
+
+    Raises:
+        msgspec.MsgspecError: the payload does not have the shape of such an event.
+    """
+    return msgspec.convert(store.fetch_events(run_id, limit=1)[0].payload, RunCreated)
 
 
 def _close(context: Context) -> None:

@@ -52,10 +52,13 @@ def _failure(code: str, message: str) -> JobResult:
 
 
 class ProcessPool:
-    """Runs each job in a process. `place` is where the graph is: `app.py:graph`."""
+    """Runs each job in a process. `place` is where the graph is: `app.py:graph`.
 
-    def __init__(self, place: str) -> None:
-        self._place = place
+    What workers print goes to the file descriptor `output`, by default standard error.
+    """
+
+    def __init__(self, place: str, output: int = 2) -> None:
+        self._place, self._output = place, output
         self._idle: list[_Process] = []
         self._busy: list[_Process] = []
 
@@ -85,18 +88,18 @@ class ProcessPool:
             if process.alive():
                 return process
             process.kill()
-        return _Process(self._place)
+        return _Process(self._place, self._output)
 
 
 class _Process:
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, output: int) -> None:
         answers, answer_end = os.pipe()
         jobs_end, jobs = os.pipe()
         command = [sys.executable, "-c", _start, place, str(answer_end)]
         try:
             # A group of its own: an interrupt at the terminal does not reach it, and what it starts ends with it.
             self._child = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                command, stdin=jobs_end, stdout=2, pass_fds=[answer_end], process_group=0
+                command, stdin=jobs_end, stdout=output, stderr=output, pass_fds=[answer_end], process_group=0
             )
         except BaseException:
             os.close(answers)

@@ -10,13 +10,14 @@ from runstate.models.rundir.state import RunDirectory, WorkItem
 from runstate.runtimes.orchestrator.artifacts import newest_items
 
 _name = "failure.md"
+_title = "# The run "
 
 
 def failure_summary(state: RunDirectory, error: str) -> str:
     """A page of Markdown."""
     failed = [item for item in newest_items(state).values() if item.status == "failed"]
     finished = sum(item.status == "finished" for item in newest_items(state).values())
-    lines = [f"# The run {state.run_id} has failed", "", error, ""]
+    lines = [f"{_title}{state.run_id} has failed", "", error, ""]
     if failed:
         lines += ["## Failed work items", "", *(line for item in failed for line in _told(item)), ""]
     still_open = [issue for issue in state.issues if issue.status == "OPEN"]
@@ -53,5 +54,8 @@ def write_failure_summary(directory: Path, state: RunDirectory, error: str) -> N
 
 
 def drop_failure_summary(directory: Path) -> None:
+    """Remove `failure.md`, unless somebody else wrote it."""
+    path = directory / _name
     with suppress(OSError):
-        (directory / _name).unlink(missing_ok=True)
+        if path.read_bytes().startswith(_title.encode()):
+            path.unlink()

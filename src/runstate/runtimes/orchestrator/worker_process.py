@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ import traceback
 
 import msgspec
 
+from runstate.errors import redact
 from runstate.runtimes.orchestrator.graph import Graph, InvalidGraph, load_graph
 from runstate.runtimes.orchestrator.job import Job, JobResult, JobSpec
 
@@ -37,6 +39,8 @@ def main(place: str, answer_fd: int) -> None:
     jobs_fd, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.set_inheritable(answer_fd, False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # What a worker prints is seen at once, through a pipe too.
     graph: Graph | InvalidGraph
     try:
         graph = load_graph(place)
@@ -69,6 +73,6 @@ def _described(error: BaseException) -> dict[str, str]:
 
 
 def _cut(text: str) -> str:
-    """Text that can be stored: not too long, and without lone surrogates."""
-    stored = text.encode("utf-8", "replace").decode()
-    return stored if len(stored) <= _text_max else f"{stored[:_text_max]}… (cut, it has {len(stored)} characters)"
+    """Text that can be stored: without secrets, not too long, and without lone surrogates."""
+    stored = redact(text[:_text_max].encode("utf-8", "replace").decode())
+    return stored if len(text) <= _text_max else f"{stored}… (cut, it has {len(text)} characters)"

@@ -8,7 +8,6 @@ imported, or created under a name that another may have had before.
 
 from __future__ import annotations
 
-import errno
 import hmac
 import os
 import secrets
@@ -23,7 +22,16 @@ from time import monotonic, sleep
 import msgspec
 
 from runstate.errors import LogBusy, LogFailed
-from runstate.logs.disk import FILE_MODE, TEMP_SUFFIX, Disk, Lock, LockBusy, RealDisk, replace_durably
+from runstate.logs.disk import (
+    FILE_MODE,
+    Disk,
+    Lock,
+    LockBusy,
+    RealDisk,
+    make_directories,
+    replace_durably,
+    temp_target,
+)
 from runstate.models.session.ids import SessionId
 from runstate.runtimes.session.refusals import KeyringDamaged, KeyringExposed
 
@@ -165,7 +173,7 @@ class Keyring:
         """The kernel lock, as soon as nobody else has it."""
         until = monotonic() + _patience_seconds
         with self._changed():
-            _make_directories(self._disk, self.path.parent)
+            make_directories(self._disk, self.path.parent)
             while True:
                 try:
                     return self._disk.lock(self.path.with_name(f"{self.path.name}.lock"))
@@ -178,7 +186,7 @@ class Keyring:
         """Remove what a killed process was writing: there are keys in it. Nobody writes now, the lock is ours."""
         with self._changed():
             for name in self._disk.names(self.path.parent):
-                if name.startswith(f"{self.path.name}.") and name.endswith(TEMP_SUFFIX):
+                if temp_target(name) == self.path.name:
                     self._disk.remove(self.path.with_name(name))
 
     @contextmanager
@@ -214,17 +222,6 @@ def _decoded(path: Path, data: bytes) -> _Keys:
     if keys.version != 1 or lengths != {_key_bytes}:
         raise KeyringDamaged(f"{path} is no keyring of a version that is known here", path=str(path))
     return keys
-
-
-def _make_directories(disk: Disk, path: Path) -> None:
-    missing = [each for each in (path, *path.parents) if not disk.exists(each)]
-    for directory in reversed(missing):
-        try:
-            disk.make_directory(directory)
-        except OSError as error:
-            if error.errno != errno.EEXIST:  # Somebody else was faster.
-                raise
-        disk.sync_directory(directory.parent)
 
 
 def _fresh() -> str:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from runstate.models.canonical import canonical
+from runstate.models.canonical import canonical, undecodable
 from runstate.models.session.ids import AttemptId, NodeId, RunId, SessionId
 from runstate.runtimes.session.keyring import Keyring
 from runstate.runtimes.session.refusals import InvalidToken
@@ -68,7 +68,7 @@ def check(keyring: Keyring, text: str, kind: type[T]) -> T:
     payload, signature = _decoded(form[2]), _decoded(form[3])
     try:
         token = msgspec.json.decode(payload, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except undecodable as error:
         raise InvalidToken() from error
     if not keyring.is_signed(token.session_id, text.rpartition(".")[0].encode(), signature):
         raise InvalidToken()

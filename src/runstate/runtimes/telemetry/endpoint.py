@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from runstate.errors import InvalidUrl
+from runstate.errors import InvalidUrl, redact
 
 answer_bytes_max = 64 * 1024
 """What is read of an answer. More of it ends the connection."""
@@ -28,6 +28,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     status: int
     text: str
+    """What the endpoint said, or why it said nothing; without secrets, since it may quote what it was sent."""
     retry_after_s: float = 0.0
 
     @property
@@ -66,13 +67,13 @@ class Endpoint:
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
             if not kept_open or isinstance(error, TimeoutError):
-                return Answer(0, f"{type(error).__name__}: {error}"[:500])
+                return _no_answer(error)
         # A server may end an idle connection whenever it likes; that says nothing about the next one.
         try:
             return self._exchange(body, headers)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
-            return Answer(0, f"{type(error).__name__}: {error}"[:500])
+            return _no_answer(error)
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -89,10 +90,15 @@ class Endpoint:
         with connection.getresponse() as response:
             data = response.read(answer_bytes_max)
             finished = response.isclosed() or not response.read(1)
-            answer = Answer(response.status, data[:500].decode(errors="replace"), _retry_after_s(response))
+            text = redact(data[:500].decode(errors="replace"))
+            answer = Answer(response.status, text, _retry_after_s(response))
         if not finished:
             self.close()
         return answer
+
+
+def _no_answer(error: Exception) -> Answer:
+    return Answer(0, redact(f"{type(error).__name__}: {error}"[:500]))
 
 
 class _Response(http.client.HTTPResponse):
@@ -129,8 +135,9 @@ def _checked(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError as error:
-        raise InvalidUrl(f"The telemetry endpoint is no URL: {error}") from error
+    except ValueError:
+        # Without its cause, which quotes parts of the URL.
+        raise InvalidUrl("The telemetry endpoint cannot be read: write http://HOST/PATH or https://HOST/PATH") from None
     if parts.username is not None or parts.password is not None:
         raise InvalidUrl("The telemetry endpoint must not hold a password; give it as a header")
     if not usable or not _url.fullmatch(url):

@@ -24,7 +24,8 @@ from pathlib import PurePath
 
 import msgspec
 
-from runstate.logs.disk import TEMP_SUFFIX, Disk, File, Lock, LockBusy, RealDisk, replace_durably
+from runstate.logs.disk import Disk, File, Lock, LockBusy, RealDisk, replace_durably, temp_target
+from runstate.models.canonical import undecodable
 from runstate.runtimes.telemetry.trouble import logger
 
 _mark = b'{"settled":'
@@ -90,7 +91,7 @@ class Outbox:
         """Keep a line that can't be delivered, with the reason; False when there is no room for it."""
         try:
             record = msgspec.json.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except undecodable:
             record = line.decode(errors="replace")
         entry = msgspec.json.encode({"reason": reason, "record": record}) + b"\n"
         try:
@@ -235,7 +236,7 @@ class Outbox:
     def _remove_leftovers(self) -> None:
         """Files that a process left behind when it died while giving space back."""
         for name in self._disk.names(self._path.parent):
-            if name.startswith(self._path.name + ".") and name.endswith(TEMP_SUFFIX):
+            if temp_target(name) == self._path.name:
                 self._disk.remove(self._path.with_name(name))
 
     def _path_of(self, suffix: str) -> PurePath:

@@ -1,0 +1,71 @@
+"""Files as the kernel opens them. A link is read, and never opened to be changed; a pipe or a device is refused."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import sys
+from pathlib import PurePath
+
+
+def open_to_change(path: PurePath, flags: int, mode: int) -> int:
+    """Open a file to read and append. `flags` say whether it may, or must, be created.
+
+    OSError (ELOOP): a symbolic link is there.
+    """
+    try:
+        return os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | flags, mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise link_refused(path) from error
+        raise
+
+
+def open_to_read(path: PurePath) -> int:
+    """Open a file to read it. A pipe or a device in its place is refused: reading it may never end.
+
+    IsADirectoryError: a directory is there. The kernel would open it too, and refuse only to read from it.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return fd
+    os.close(fd)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
+
+
+def link_refused(path: PurePath) -> OSError:
+    """The error for a symbolic link where something is to be written."""
+    return OSError(errno.ELOOP, f"{path.name} is a symbolic link, and links are not followed to write", str(path))
+
+
+class RealDescriptor:
+    """An open file of this machine."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def write(self, data: memoryview) -> int:
+        return os.write(self._fd, data)
+
+    def read(self, offset: int, size: int) -> bytes:
+        return os.pread(self._fd, size, offset)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
+    def flush(self) -> None:
+        if sys.platform == "darwin":
+            fcntl.fcntl(self._fd, fcntl.F_FULLFSYNC)  # fsync there leaves data in the drive's own cache
+        else:
+            os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
