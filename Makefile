@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# The demo needs less than the tests do. It uses their environment where that is ready.
+DEMO_VENV := $(if $(wildcard $(VENV)/.ready),$(VENV),.venv-demo)
 # More than the two cores that tests are planned for: many of them wait for a process, a server or a disk.
 JOBS ?= 4
 
@@ -11,9 +13,11 @@ help: ## list these targets
 
 TESTS := XDG_CACHE_HOME=$(CURDIR)/.cache $(BIN)/pytest -q -n $(JOBS) --dist loadgroup
 
-$(VENV)/.ready: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Runstate needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11"; exit 2; }
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,spark]'
 	touch $@
@@ -23,10 +27,17 @@ $(VENV)/.warm: $(VENV)/.ready
 	XDG_CACHE_HOME=$(CURDIR)/.cache $(BIN)/runstate pipeline warm
 	touch $@
 
+.venv-demo/.ready: pyproject.toml constraints.txt
+	@$(CHECK_PYTHON)
+	@echo "Installing what the demo needs, most of it Spark, into .venv-demo. The first time, it takes about a minute."
+	@$(PYTHON) -m venv .venv-demo
+	@PIP_CONSTRAINT=constraints.txt .venv-demo/bin/python -m pip install --disable-pip-version-check --editable '.[spark]'
+	@touch $@
+
 setup: $(VENV)/.ready ## make the virtual environment
 
-demo: setup ## the main job on embedded defaults
-	$(BIN)/runstate demo
+demo: $(DEMO_VENV)/.ready ## the main job on embedded defaults
+	@$(DEMO_VENV)/bin/runstate demo
 
 lint: setup ## format, lint, types, imports
 	$(BIN)/ruff format --check .
@@ -66,4 +77,4 @@ format: setup ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) .cache build dist demo benchmarks/results .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venv-demo .cache build dist demo benchmarks/results .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

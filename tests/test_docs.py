@@ -25,8 +25,8 @@ def _blocks(page: Path, *languages: str) -> list[str]:
     return [code for language, code in _block.findall(page.read_text()) if language in languages]
 
 
-_run_elsewhere = ("make ", ". .venv/", "runstate demo", "runstate pipeline warm")
-"""The demo has a test of its own in tests/e2e/test_cli.py; the others, `make test` itself has run before this."""
+_run_elsewhere = ("make ", ". .venv", "runstate demo", "runstate pipeline warm")
+"""The demo has a test of its own in tests/terminal/test_demo.py; the others, `make test` itself has run before this."""
 
 
 def _runnable(page: Path) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from runstate.logs.log import check_after
 from runstate.models.engine.events import CanonicalEngineEvent, RunEventRecord, RunEventWrite, decode_v1
 from runstate.models.engine.model import EngineEvent
 from runstate.models.engine.state import RunSnapshot
@@ -64,6 +65,7 @@ class RunStateStoreV1:
         return AppendResultV1(done.seq, done.idempotent, done.persisted)
 
     def fetch_events(self, run_id: str, *, after_seq: int = 0, limit: int = 1000) -> list[CanonicalEngineEvent]:
+        check_after(after_seq)
         return [decode_v1(record.body) for record in self._store.log.read(run_id, after_seq=after_seq, limit=limit)]
 
     def get_snapshot(self, run_id: str) -> RunSnapshot | None:

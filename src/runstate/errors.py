@@ -187,6 +187,12 @@ class InvalidSeals(RunstateError):
     code = "seal.invalid"
 
 
+class InvalidArgument(RunstateError, ValueError):
+    """An argument has the wrong type or is out of range."""
+
+    code = "argument.invalid"
+
+
 # --- what a log answers --------------------------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ from runstate.errors import (
     EventTooLarge,
     InvalidEvent,
     InvalidJson,
+    InvalidStream,
     LogBusy,
     LogDamaged,
     ModelFailed,
@@ -86,7 +87,7 @@ class Archiving(msgspec.Struct, frozen=True, kw_only=True):
 
 _about_one_run = (LogDamaged, ModelFailed, Unfit, ArchiveConflict)
 """What is wrong with one run keeps nobody from the others."""
-_not_adopted = (LogDamaged, ModelMismatch, SequenceConflict, Unsupported, EventTooLarge, InvalidEvent)
+_not_adopted = (LogDamaged, ModelMismatch, SequenceConflict, Unsupported, EventTooLarge, InvalidEvent, InvalidStream)
 
 
 def infos(log: EventLog, after: str = "", until: str | None = None) -> Iterator[StreamInfo]:

@@ -57,14 +57,26 @@ class Snapshots(Generic[S]):
         self._fold_locks = [Lock() for _ in range(64)]
 
     def stored(self, stream: str) -> StoredSnapshot | None:
-        """The stored snapshot, if this version of the model wrote it and its bytes still have their digest."""
+        """The stored snapshot, if its bytes still have their digest and this version of the model wrote it.
+
+        Another version's state is discarded. Where the log was compacted there are no events to rebuild it from: then
+        the model upgrades it, if it can.
+        """
         stored = self._log.load_snapshot(stream, self._model.name)
-        if stored is None or stored.version != self._model.version:
+        if stored is None:
+            return None
+        is_current = stored.version == self._model.version
+        if not is_current and not begins_after(self._log, stream):
             return None
         if not stored.is_intact:
             self._alerts.raise_once(_damaged(stream, stored))
             return None
-        return stored
+        if is_current:
+            return stored
+        body = self._model.upgrade(stored.version, stored.body)
+        return (
+            None if body is None else StoredSnapshot(stored.model, self._model.version, stored.seq, digest(body), body)
+        )
 
     def save_current(self, stream: str, state: S, seq: int) -> None:
         """Save a state that a reader had to bring up to date, so that the next one need not. A reader may lack the

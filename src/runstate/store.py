@@ -24,7 +24,7 @@ from runstate.errors import (
     StreamNotFound,
     Truncated,
 )
-from runstate.logs.log import AppendResult, EventLog, StoredSnapshot, StreamInfo, now
+from runstate.logs.log import AppendResult, EventLog, StoredSnapshot, StreamInfo, check_after, now
 from runstate.logs.pairing import model_for
 from runstate.logs.registry import open_log
 from runstate.logs.stream_models import check_model
@@ -145,6 +145,8 @@ class Store(Generic[W, E, S]):
         for index, event in enumerate(events):
             try:
                 stream, draft = self._draft(event)
+                if stream not in by_stream:
+                    self.log.append(stream, [])  # Refuses an id that this log cannot hold.
             except RunstateError as error:
                 error.details["index"] = index
                 raise
@@ -194,6 +196,7 @@ class Store(Generic[W, E, S]):
         Raises:
             ModelMismatch: the stream records another model. So does everything else here that reads a stream.
         """
+        check_after(after_seq)
         self._check_model(stream)
         return [self.model.decode(record.body) for record in self.log.read(stream, after_seq=after_seq, limit=limit)]
 
@@ -305,7 +308,7 @@ class Store(Generic[W, E, S]):
             self._info(stream)
 
     def _draft(self, event: W) -> tuple[str, Draft]:
-        stream, draft = self.model.draft(event)
+        stream, draft = self.model.checked_draft(event)
         if not draft.model:  # A model of somebody else's making need not name itself.
             draft = msgspec.structs.replace(draft, model=self.model.name)
         if len(draft.tail) > self._event_bytes_max:

@@ -63,6 +63,7 @@ class Mortal(RealDisk):
     """A disk whose user dies before the n-th change, or in the middle of it where it is a write."""
 
     def __init__(self, left: int) -> None:
+        super().__init__()
         self.left = left
 
     def __getattribute__(self, name: str) -> Any:

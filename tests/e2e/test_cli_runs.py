@@ -200,7 +200,7 @@ def test_an_interrupt_cancels_in_good_order_and_resume_goes_on(site: Site, numbe
         assert running.poll() is None
     running.send_signal(number)
     _, err = running.communicate(timeout=30)
-    assert running.returncode == 1
+    assert running.returncode == 130
     assert b"go on with: runstate resume runs/c1" in err
     assert b"run.cancelled" in err
     assert site.state("c1")["run_state"] == "CANCELLED"

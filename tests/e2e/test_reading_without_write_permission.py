@@ -35,6 +35,7 @@ from tests.shared_logs import (
     writable_kinds,
 )
 
+import runstate
 from runstate.models.daemon import DAEMON
 from runstate.runtimes.daemon import Daemon, Server, socket_name
 from runstate.runtimes.session import open_sessions, unwrap
@@ -63,12 +64,19 @@ def is_mount(request: pytest.FixtureRequest) -> bool:
     return found
 
 
-@pytest.fixture(scope="module")
-def place(is_mount: bool) -> Iterator[Path]:
+@contextmanager
+def reachable_directory() -> Iterator[Path]:
     """A directory that other users can reach. Those that pytest makes belong to one user alone."""
     with TemporaryDirectory() as found:
         Path(found).chmod(0o755)
         yield Path(found)
+
+
+@pytest.fixture(scope="module")
+def place(is_mount: bool) -> Iterator[Path]:
+    """For everything that is read in one way."""
+    with reachable_directory() as found:
+        yield found
 
 
 class Reading:
@@ -333,3 +341,38 @@ def test_a_write_is_refused_with_one_sentence_that_says_what_to_do(refusals: Rea
 
 def test_a_refused_write_changes_nothing(refusals: Reading) -> None:
     assert refusals.after == refusals.before
+
+
+# --- what cannot even be read --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def apart() -> Iterator[Path]:
+    with reachable_directory() as found:
+        yield found
+
+
+def test_a_file_that_cannot_be_read_is_named_with_its_owner(apart: Path) -> None:
+    directory = apart / "closed"
+    directory.mkdir()
+    fill(directory)
+    (directory / "killed").mkdir()
+    with runstate.open(f"sqlite:{directory}/sqlite/log") as store:
+        store.run("r-1", tenant="acme", plan="nightly").started()
+        for name in ("log", "log-wal", "log-shm"):
+            shutil.copy(directory / "sqlite" / name, directory / "killed" / name)
+    share(directory)
+    closed = {
+        "sqlite:sqlite/log": "sqlite/log",
+        "sqlite:killed/log": "killed/log-shm",
+        "ndjson:ndjson/log": "ndjson/log/rundir-0-0001",
+        "archive:archive": "archive/packs",
+    }
+    for name in closed.values():
+        (directory / name).chmod(0o600)
+    commands = [["verify", url] for url in closed]
+    found = read(Request(str(directory), str(apart / "scratch"), [], None, commands), is_mount=False).found
+    for name, outcome in zip(closed.values(), found, strict=True):
+        assert (outcome.code, outcome.out) == (2, ""), outcome
+        refusal = rf"error\[log\.failed\] \S*{name} cannot be read: it belongs to root[^\n]+ Ask for read permission\n"
+        assert re.fullmatch(refusal, outcome.err), outcome

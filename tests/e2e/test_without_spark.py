@@ -80,6 +80,6 @@ def test_the_demo_recommends_only_what_is_there(directory: Path) -> None:
     done = ask(directory, "demo", "--to", "here")
     assert done.returncode == 0, done.stderr
     assert "left out. The pipeline needs Spark" in done.stderr
-    advice = done.stderr.partition("look at it yourself")[2]
+    advice = done.stderr.partition("Try next")[2]
     assert "runstate streams" in advice
     assert "pipeline" not in advice

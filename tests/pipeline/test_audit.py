@@ -389,7 +389,7 @@ def test_written_findings_are_there_as_a_whole_and_only_once(
     assert _told(read) == planted.rows
     assert summary(read).streams == planted.streams
     assert [path.name for path in tmp_path.iterdir()] == ["findings"]
-    with pytest.raises(LogFailed, match="there already"):
+    with pytest.raises(LogFailed, match="holds the findings of another audit"):
         write(frame, tmp_path / "findings")
 
 

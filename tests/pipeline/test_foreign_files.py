@@ -48,7 +48,8 @@ def add_run(name: str) -> None:
 def test_a_second_run_keeps_files_that_were_added_to_its_own_directory(
     spark: SparkSession, cli: Cli, tmp_path: Path, command: str
 ) -> None:
-    arguments = spark_targets[command].format(to="target").split()
+    # Absolute, since the workers of Spark are in another directory.
+    arguments = spark_targets[command].format(to=tmp_path / "target").replace("runs.db", f"{tmp_path}/runs.db").split()
     add_run("r-1")
     first = cli(*arguments)
     assert first.code == 0, first.err
@@ -92,14 +93,14 @@ def test_a_model_in_a_file_names_the_directories_of_a_pipeline_and_files_of_othe
     assert {path.name for path in (tmp_path / "shop").iterdir()} <= {"order.py", "__pycache__"}
     planted = Planted(tmp_path / "out")
     place_order("second", tmp_path)
-    resume = ["pipeline", "resume", str(tmp_path / "out"), "--json", *quick]
+    resume = ["pipeline", "resume", str(tmp_path / "out"), "--model", place, "--json", *quick]
     done = subprocess.run([*runstate_command, *resume], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert '"model":"order","events":2' in done.stdout
     planted.check()
 
 
-@pytest.mark.parametrize("name", ["../../mine", "a/b", ".hidden", "", "a b", "n" * 101])
+@pytest.mark.parametrize("name", ["../../mine", "a/b", ".hidden", "", "a b", pytest.param("n" * 101, id="long")])
 def test_a_model_whose_name_cannot_be_a_directory_is_refused_and_nothing_is_written(
     tmp_path: Path, cli: Cli, name: str
 ) -> None:

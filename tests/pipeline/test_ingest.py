@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from tests.fleets import histories
 from tests.pipeline.fleet_logs import event_lines, filled, local_snapshots
 
-from runstate.errors import LogBusy, LogFailed, LogNotFound, NotALog
+from runstate.errors import LogBusy, LogNotFound, NotALog
 from runstate.logs.registry import open_log
 from runstate.pipeline.event_table import open_event_table
 from runstate.pipeline.failures import PipelineFailed
@@ -130,7 +130,7 @@ def test_a_target_or_a_source_that_cannot_be_is_refused(spark: SparkSession, tmp
         ingest(spark, "sqlite:/nowhere/x.db", tmp_path / "typo")
     assert not (tmp_path / "typo").exists()
     (tmp_path / "file").write_text("x")
-    with pytest.raises(LogFailed, match="choose another target"):
+    with pytest.raises(NotALog, match="is a file"):
         ingest(spark, url, tmp_path / "file" / "events")
     ingest(spark, url, tmp_path / "events")
     with pytest.raises(NotALog, match="choose another directory"):

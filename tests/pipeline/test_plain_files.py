@@ -173,7 +173,6 @@ def test_every_line_is_an_event_or_is_quarantined_with_its_place_and_a_reason(
         "line.unfinished",
         "json.invalid",
         "event.invalid",
-        "stream.invalid",
         "event.key_mismatch",
         "event.duplicate",
         "IDEMPOTENCY_CONTENT_MISMATCH",

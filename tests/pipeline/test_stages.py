@@ -136,7 +136,7 @@ def test_a_stage_that_fails_is_named_with_what_is_wrong(tmp_path: Path) -> None:
         (["run", "nonsense:x", "--to", "OUT"], 2, "is not a log URL"),
         (["run", "sqlite:/nowhere/x.db", "--to", "OUT"], 3, "There is no file /nowhere/x.db"),
         (["run", "sqlite:LOG", "--model", "nonsense", "--to", "OUT"], 2, "nonsense"),
-        (["run", "sqlite:LOG", "--to", "FILE/out"], 2, "choose another target"),
+        (["run", "sqlite:LOG", "--to", "FILE/out"], 2, "Choose an empty or new directory"),
         (["run", "sqlite:LOG", "--to", "OUT", "--format", "csv"], 2, "there are: parquet, arrow"),
         (["run", "sqlite:LOG", "--to", "OUT", "--conf", "nonsense"], 2, "write NAME=VALUE"),
         (["run", "memory:", "--to", "OUT"], 2, "memory of one process"),

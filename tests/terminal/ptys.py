@@ -24,6 +24,10 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     return {"PATH": path, "HOME": str(home), "LANG": "C.UTF-8", "TERM": "xterm-256color", **kept, **quick_java, **more}
 
 
+def runstate_command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "runstate", *arguments]
+
+
 class Terminal:
     """One command under a pseudoterminal. Reading from it feeds the screen; nothing else does."""
 
@@ -35,6 +39,8 @@ class Terminal:
         self._screen = pyte.HistoryScreen(columns, rows, history=_history_lines)
         self._stream = pyte.ByteStream(self._screen)
         self.columns, self.raw = columns, b""
+        self.code: int | None = None
+        """Its exit code, for tests that share a terminal."""
 
     # --- what a person does ------------------------------------------------------------------------------------------
 

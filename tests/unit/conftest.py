@@ -185,10 +185,18 @@ _payloads: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
         {"artifacts": {"not": "a list"}, "error": "no object"},
         {"error": {"code": 7, "message": None, "retryable": "yes"}},
         {"error": {}, "other": [[]]},
+        {"artifactRefs": ["a", 0.5], "reason": "not due", "engineRunRef": {"workflowId": "w", "n": 1e17}},
+        {"artifactRefs": "no list", "reason": 7, "engineRunRef": None},
     ]
 )
 _times = st.sampled_from(
-    ["2026-11-15T09:30:00Z", "2026-11-15T09:30:01.250Z", "2026-11-15T09:29:00+00:00", "2026-11-15T09:31:00.123456789Z"]
+    [
+        "2026-11-15T09:30:00Z",
+        "2026-11-15T09:30:01.250Z",
+        "2026-11-15T09:29:00+00:00",
+        "2026-11-15T09:31:00.123456789Z",
+        "2026-11-15t09:30:02.5z",
+    ]
 )
 _run_types = ["RunQueued", "RunApproved", "RunStarted", "RunPaused", "RunResumed", "RunCompleted"]
 _run_types += ["RunFailed", "RunCancelled", "SignalAccepted", "SignalRejected", "StepCorrected"]

@@ -18,11 +18,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.log_urls import take_no_events, url_at
 
 import runstate
 from runstate.contracts import AppendResultV1, AppendResultV2, EngineStore, RunStateStoreV1, RunStateStoreV2
 from runstate.errors import InvalidEvent, StreamNotFound
 from runstate.logs.log import EventLog
+from runstate.logs.registry import installed_schemes
 from runstate.models.canonical import parse
 from runstate.models.engine import ENGINE, CanonicalEngineEvent, RunEventRecord, RunEventWrite
 from runstate.models.engine.events import members_json
@@ -62,8 +64,11 @@ def test_v1_1_an_append_answers_with_run_seq_idempotent_and_persisted(old: RunSt
     assert old.append_event(v1()) == AppendResultV1(run_seq=1, idempotent=False, persisted=True)
 
 
-def test_v1_1_the_authority_assigns_run_seq_whatever_the_caller_sends(old: RunStateStoreV1, v1: V1) -> None:
-    result = old.append_event(v1(run_seq=99, persisted_at="2000-01-01T00:00:00Z"))
+@pytest.mark.parametrize("run_seq", [0, 1, 99])
+def test_v1_1_the_authority_assigns_run_seq_whatever_the_caller_sends(
+    old: RunStateStoreV1, v1: V1, run_seq: int
+) -> None:
+    result = old.append_event(v1(run_seq=run_seq, persisted_at="2000-01-01T00:00:00Z"))
     (found,) = old.fetch_events("r-1")
     assert result.run_seq == found.run_seq == 1
     assert found.persisted_at != "2000-01-01T00:00:00Z"
@@ -268,9 +273,11 @@ def test_v1_5_1_the_materialized_and_the_projected_snapshot_are_the_same_bytes(
         assert ENGINE.dump(kept) == ENGINE.dump(store.project_snapshot("r-1"))
 
 
-def test_v1_5_2_a_projector_is_at_most_a_second_behind(open_store: Callable[..., EngineStore], write: Write) -> None:
+@pytest.mark.parametrize("scheme", ["sqlite", "postgresql"])
+def test_v1_5_2_a_projector_is_at_most_a_second_behind(scheme: str, tmp_path: Path, write: Write) -> None:
     raised: list[Alert] = []
-    with open_store(snapshot_every=0, on_alert=raised.append) as store:
+    url = url_at(scheme, tmp_path / "log")
+    with runstate.open(url, "engine", snapshot_every=0, on_alert=raised.append) as store:
         stop, projected, lags = threading.Event(), threading.Semaphore(0), []
 
         class TimedSink(StoreSink):
@@ -462,12 +469,22 @@ def test_v2_3_3_attempts_are_numbers(member: str, value: Any, write: Write) -> N
 
 @pytest.mark.parametrize(("attempt", "taken"), [(-1, False), (0, False), (1, True), (2, True)])
 def test_v2_3_3_logical_attempts_start_at_1(attempt: int, taken: bool, write: Write) -> None:
-    event = write(logical_attempt_id=attempt)
+    event = write(logical_attempt_id=attempt, idempotency_key="abc123")
     if taken:
         ENGINE.draft(event)
         return
     with pytest.raises(InvalidEvent, match="logicalAttemptId"):
         ENGINE.draft(event)
+
+
+@pytest.mark.parametrize(("attempt", "taken"), [(-1, False), (0, False), (1, True), (2, True)])
+def test_v2_3_3_engine_attempts_start_at_1(attempt: int, taken: bool, write: Write, v1: V1) -> None:
+    for event in (write(engine_attempt_id=attempt), v1(engine_attempt_id=str(attempt))):
+        if taken:
+            ENGINE.draft(event)
+            continue
+        with pytest.raises(InvalidEvent, match="engineAttemptId"):
+            ENGINE.draft(event)
 
 
 def test_v2_3_3_a_producer_whose_runtime_has_no_attempts_says_1(store: EngineStore) -> None:
@@ -481,7 +498,15 @@ def test_v2_3_3_a_producer_whose_runtime_has_no_attempts_says_1(store: EngineSto
 
 
 @pytest.mark.parametrize(
-    "emitted_at", ["2026-11-15T09:30:00Z", "2026-11-15T09:30:00.120000+00:00", "1999-12-31T23:59:59.999999999Z"]
+    "emitted_at",
+    [
+        "2026-11-15T09:30:00Z",
+        "2026-11-15T09:30:00.120000+00:00",
+        "1999-12-31T23:59:59.999999999Z",
+        "2026-11-15t09:30:00z",
+        "2026-11-15t09:30:00.1Z",
+        "2026-11-15T09:30:00-00:00",
+    ],
 )
 def test_v2_3_4_emitted_at_is_kept_as_the_producer_wrote_it(
     new: RunStateStoreV2, write: Write, emitted_at: str
@@ -545,6 +570,17 @@ def test_the_table_of_rules_covers_every_section_that_lays_down_a_rule() -> None
     sections = {*(f"v1 §{number}" for number in v1), *(f"v2 §{number}" for number in v2)}
     covered = set(re.findall(r"^\| (v[12] §[\d.]+) \|", (root / "docs/contracts.md").read_text(), re.MULTILINE))
     assert sections - covered == set()
+
+
+def test_every_rule_that_needs_a_store_is_tested_on_sqlite_and_postgres() -> None:
+    assert {"sqlite", "postgresql"} <= set(installed_schemes()) - take_no_events
+    # `store`, `old` and `new` are over `log_url`, which is there once for each installed log.
+    with_two_logs_alone = [
+        name
+        for name, function in globals().items()
+        if re.match(r"test_v[12]_", name) and "open_store" in inspect.signature(function).parameters
+    ]
+    assert with_two_logs_alone == []
 
 
 def test_every_rule_of_the_table_names_a_test() -> None:

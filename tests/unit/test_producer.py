@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,7 +14,7 @@ import pytest
 import runstate
 from runstate.contracts import EngineStore
 from runstate.errors import InvalidEvent, InvalidStream, InvalidTransition
-from runstate.models.engine import ENGINE, RunEventRecord, RunEventWrite, idempotency_key
+from runstate.models.engine import ENGINE, RunEventRecord, RunEventWrite, StepError, idempotency_key
 from runstate.producer import RunProducer
 
 Open = Callable[..., EngineStore]
@@ -167,7 +170,7 @@ def test_an_event_that_breaks_its_schema_is_refused(open_store: Open, event_type
     assert store.log.streams() == []
 
 
-@pytest.mark.parametrize("run", ["", "..", "a/b", "\ud800"], ids=ascii)
+@pytest.mark.parametrize("run", ["", "a\nb", "\ud800", "x" * 513], ids=ascii)
 def test_a_run_id_that_no_log_could_hold_is_refused(open_store: Open, run: str) -> None:
     with pytest.raises(InvalidStream):
         producer(open_store(), run)
@@ -224,17 +227,6 @@ def test_a_crash_anywhere_is_no_reason_for_an_alert(open_store: Open) -> None:
     assert (raised, len(types(store))) == ([], 4)
 
 
-def test_a_second_pause_is_another_fact_with_another_attempt(open_store: Open) -> None:
-    store = open_store()
-    run = producer(store)
-    run.started()
-    run.paused()
-    run.resumed()
-    assert run.paused(attempt=2).persisted
-    assert run.resumed(attempt=2).persisted
-    assert store.project_snapshot("r-1").status == "RUNNING"
-
-
 # --- attempts --------------------------------------------------------------------------------------------
 
 
@@ -248,12 +240,198 @@ def test_a_step_ends_at_the_attempt_that_is_under_way(open_store: Open) -> None:
     assert last(store).logical_attempt_id == 2
 
 
-def test_a_failed_attempt_is_not_begun_again_under_its_own_number(open_store: Open) -> None:
+def test_a_step_that_starts_after_it_failed_is_the_next_attempt(open_store: Open) -> None:
     store = open_store()
     run = producer(store)
     run.step_started("extract")
     run.step_failed("extract", code="E")
-    assert not run.step_started("extract").persisted
+    assert run.step_started("extract").persisted
+    assert run.step_failed("extract", code="E").persisted
+    assert run.step_started("extract").persisted
+    run.step_completed("extract")
+    (step,) = store.project_snapshot("r-1").steps
+    assert (step.status, step.logical_attempt_id, [old.status for old in step.attempts]) == (
+        "SUCCESS",
+        3,
+        ["FAILED", "FAILED"],
+    )
+
+
+def test_a_run_that_pauses_again_is_paused(open_store: Open) -> None:
+    store = open_store()
+    run = producer(store)
+    run.started()
+    for _ in range(3):
+        assert run.paused().persisted
+        assert store.project_snapshot("r-1").status == "PAUSED"
+        assert not run.paused().persisted
+        assert run.resumed().persisted
+        assert store.project_snapshot("r-1").status == "RUNNING"
+
+
+def script(run: RunProducer) -> list[Callable[[], Any]]:
+    """The calls of a run with retries and pauses, none of which names an attempt."""
+    return [
+        run.queued,
+        run.started,
+        lambda: run.step_started("a"),
+        lambda: run.step_failed("a", code="E"),
+        run.paused,
+        run.resumed,
+        lambda: run.step_started("a"),
+        lambda: run.step_failed("a", code="E"),
+        lambda: run.step_started("a"),
+        lambda: run.step_completed("a"),
+        run.paused,
+        run.resumed,
+        lambda: run.step_skipped("b", reason="not due"),
+        run.completed,
+    ]
+
+
+def sent_by(store: EngineStore) -> list[tuple[str, int]]:
+    return [(event.event_type, event.logical_attempt_id) for event in store.fetch_events("r-1")]
+
+
+whole_script = [
+    ("RunQueued", 1),
+    ("RunStarted", 1),
+    ("StepStarted", 1),
+    ("StepFailed", 1),
+    ("RunPaused", 1),
+    ("RunResumed", 1),
+    ("StepStarted", 2),
+    ("StepFailed", 2),
+    ("StepStarted", 3),
+    ("StepCompleted", 3),
+    ("RunPaused", 2),
+    ("RunResumed", 2),
+    ("StepSkipped", 1),
+    ("RunCompleted", 1),
+]
+
+
+@pytest.mark.parametrize("crash_after", range(len(whole_script) + 1))
+def test_a_script_that_is_started_again_derives_the_same_attempts(open_store: Open, crash_after: int) -> None:
+    store = open_store()
+    for call in script(producer(store))[:crash_after]:
+        call()
+    answers = [call() for call in script(producer(store))]
+    assert sent_by(store) == whole_script
+    assert [answer.persisted for answer in answers] == [place >= crash_after for place in range(len(answers))]
+    assert store.project_snapshot("r-1").inconsistent is False
+
+
+def test_a_call_that_is_repeated_at_once_changes_nothing(open_store: Open) -> None:
+    store = open_store()
+    for call in script(producer(store)):
+        call()
+        assert not call().persisted
+    assert sent_by(store) == whole_script
+
+
+def test_two_producers_may_pause_and_resume_a_run_in_turn(open_store: Open) -> None:
+    store = open_store()
+    one, other = producer(store), producer(store)
+    one.started()
+    for pausing, resuming in ((one, other), (other, other), (producer(store), producer(store)), (other, one)):
+        assert pausing.paused().persisted
+        assert store.project_snapshot("r-1").status == "PAUSED"
+        assert resuming.resumed().persisted
+        assert store.project_snapshot("r-1").status == "RUNNING"
+
+
+def test_pausing_a_run_that_another_producer_has_paused_is_a_retry(open_store: Open) -> None:
+    store = open_store()
+    one, other = producer(store), producer(store)
+    one.started()
+    one.paused()
+    assert not other.paused().persisted
+    assert types(store) == ["RunStarted", "RunPaused"]
+
+
+def test_a_step_that_another_producer_has_failed_is_retried(open_store: Open) -> None:
+    store = open_store()
+    one, other = producer(store), producer(store)
+    one.step_started("a")
+    other.step_failed("a", code="E")
+    assert one.step_started("a").persisted
+    one.step_completed("a")
+    assert sent_by(store)[-1] == ("StepCompleted", 2)
+
+
+def test_two_producers_that_retry_a_step_share_the_attempt(open_store: Open) -> None:
+    store = open_store()
+    one, other = producer(store), producer(store)
+    one.step_started("a")
+    one.step_failed("a", code="E")
+    assert [other.step_started("a").persisted, one.step_started("a").persisted] == [True, False]
+    one.step_failed("a", code="E")
+    other.step_started("a")
+    assert sent_by(store)[-2:] == [("StepFailed", 2), ("StepStarted", 3)]
+
+
+def test_starting_a_step_that_had_failed_before_is_refused_with_how_to_retry(open_store: Open) -> None:
+    store = open_store()
+    first = producer(store)
+    first.step_started("a")
+    first.step_failed("a", code="E")
+    fresh = producer(store)
+    with pytest.raises(InvalidTransition, match=r"attempt=2 to retry.*attempt=1 to repeat"):
+        fresh.step_started("a")
+    assert not fresh.step_started("a", attempt=1).persisted
+    assert fresh.step_started("a", attempt=2).persisted
+    fresh.step_completed("a")
+    assert store.project_snapshot("r-1").steps[0].status == "SUCCESS"
+
+
+def test_an_event_that_was_ignored_does_not_stand_for_one_that_happened(open_store: Open) -> None:
+    store = open_store()
+    run = producer(store)
+    store.append_event(run._event("RunCompleted", None, 1, 1, {}))  # Impossible in a run that has not started.
+    run.started()
+    assert run.completed().persisted
+    assert store.project_snapshot("r-1").status == "COMPLETED"
+
+
+def test_the_end_of_a_step_that_was_ignored_is_refused(open_store: Open) -> None:
+    store = open_store()
+    run = producer(store)
+    store.append_event(run._event("StepCompleted", "a", 1, 1, {}))
+    run.step_started("a")
+    with pytest.raises(InvalidTransition, match=r"changed nothing.*attempt=2"):
+        run.step_completed("a")
+    with pytest.raises(InvalidTransition):
+        run.step_completed("a", attempt=1)
+    assert store.project_snapshot("r-1").steps[0].status == "RUNNING"
+
+
+def test_two_processes_never_hear_of_a_success_that_is_not_so(tmp_path: Path) -> None:
+    url = f"sqlite:{tmp_path}/log.db"
+    program = (
+        "import sys, runstate\n"
+        "with runstate.open(sys.argv[1]) as store:\n"
+        "    run = store.run('r-1', tenant='acme', plan='nightly')\n"
+        "    for call in sys.argv[2:]:\n"
+        "        getattr(run, call)()\n"
+        "        print(run.state.status)\n"
+    )
+    said = []
+    for calls in (["started", "paused"], ["resumed", "paused"], ["resumed"], ["paused"], ["resumed", "completed"]):
+        done = subprocess.run([sys.executable, "-c", program, url, *calls], capture_output=True, text=True, check=True)
+        said += done.stdout.split()
+    assert said == ["RUNNING", "PAUSED", "RUNNING", "PAUSED", "RUNNING", "PAUSED", "RUNNING", "COMPLETED"]
+
+
+def test_a_skip_and_a_failure_say_why(open_store: Open) -> None:
+    store = open_store()
+    run = producer(store)
+    run.step_skipped("a", reason="not due")
+    run.failed(code="BUDGET", message="spent")
+    snapshot = store.project_snapshot("r-1")
+    assert snapshot.steps[0].skip_reason == "not due"
+    assert snapshot.root_cause is not None
+    assert snapshot.root_cause.error == StepError("BUDGET", "spent", False)
 
 
 # --- the guard -------------------------------------------------------------------------------------------

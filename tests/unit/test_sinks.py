@@ -14,7 +14,7 @@ from runstate.errors import LogFailed
 from runstate.logs.log import StoredSnapshot
 from runstate.logs.saving import together_max
 from runstate.models.canonical import digest
-from runstate.models.engine import RunEventWrite
+from runstate.models.engine import ENGINE, RunEventWrite
 from runstate.sinks import Projected, StoreSink, TellingSink
 
 Open = Callable[..., EngineStore]
@@ -28,7 +28,9 @@ def store(write: Write) -> EngineStore:
     return made
 
 
-def row(seq: int, *, applied: int | None = None, version: int = 1, stale: bool = False, body: bytes = b"") -> Projected:
+def row(
+    seq: int, *, applied: int | None = None, version: int = ENGINE.version, stale: bool = False, body: bytes = b""
+) -> Projected:
     return Projected(
         stream="r-1",
         model="engine",
@@ -121,15 +123,15 @@ def test_what_is_known_of_another_state_is_not_believed(store: EngineStore) -> N
 def test_readers_do_not_see_what_is_aside_until_it_is_switched_to(store: EngineStore) -> None:
     seen, aside = StoreSink(store.log, "engine"), StoreSink(store.log, "engine", aside="v2")
     seen.keep([row(5)])
-    aside.keep([row(2, version=2)])
+    aside.keep([row(2, version=ENGINE.version + 1)])
     assert seen.load("r-1") == row(5)
-    assert aside.load("r-1") == row(2, version=2)
-    aside.keep([row(4, version=2)])
+    assert aside.load("r-1") == row(2, version=ENGINE.version + 1)
+    aside.keep([row(4, version=ENGINE.version + 1)])
     aside.switch()
     # Another version's state takes its place, also one that is not as far: nothing else could read it.
-    assert seen.load("r-1") == row(4, version=2)
-    aside.keep([row(5, version=2)])
-    assert seen.load("r-1") == row(5, version=2)
+    assert seen.load("r-1") == row(4, version=ENGINE.version + 1)
+    aside.keep([row(5, version=ENGINE.version + 1)])
+    assert seen.load("r-1") == row(5, version=ENGINE.version + 1)
 
 
 def test_every_new_row_is_told_and_no_old_one() -> None:

@@ -21,7 +21,9 @@ _ends_all = (LogClosed, LogFull, AppendOutcomeUnknown)
 
 def copy(
     source: Annotated[str, typer.Argument(help="The log to copy from.", show_default=False)],
-    target: Annotated[str, typer.Argument(help="The log to copy to; it is made if need be.", show_default=False)],
+    target: Annotated[
+        str, typer.Argument(help="The log to copy to. It is created if the place is new or empty.", show_default=False)
+    ],
     stream: Annotated[
         list[str] | None, typer.Option("--stream", "-s", help="Only this stream. May be given several times.")
     ] = None,

@@ -162,7 +162,7 @@ def compact(place: Place, name: Name = default_daemon, as_json: AsJson = False) 
 @app.command("verify")
 def verify(place: Place, as_json: AsJson = False) -> None:
     """Look for damage in the daemon's log and snapshots. Exit code 1 when there is some."""
-    integrity.verify(url_of(place), None, None, as_json)
+    integrity.verify(url_of(place), None, DAEMON.name, as_json)
 
 
 @app.command("repair")
@@ -172,7 +172,7 @@ def repair(
     as_json: AsJson = False,
 ) -> None:
     """Make a damaged log writable again: what is intact stays, and the damaged file is kept beside it."""
-    integrity.repair(url_of(place), None, dry_run, None, as_json)
+    integrity.repair(url_of(place), None, dry_run, DAEMON.name, as_json)
 
 
 # --- who answers -----------------------------------------------------------------------------------------------------

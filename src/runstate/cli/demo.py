@@ -15,6 +15,7 @@ import typer
 
 from runstate.cli.demo_directory import database, demo_directory
 from runstate.cli.demo_pipeline import damage, orchestrated_fleet, run_pipeline
+from runstate.cli.demo_processes import kill, start_python
 from runstate.cli.demo_runtimes import build_queue, session_fleet
 from runstate.cli.output import words
 from runstate.cli.tables import write_table
@@ -43,20 +44,20 @@ def demo(
 def _run(to: Path) -> None:
     url = f"sqlite:{to / database}"
 
-    words.rule("1. a producer appends a fleet of runs, and is killed in the middle")
+    _head("1 of 7: a producer appends the events of 60 runs, and is killed in the middle")
     acknowledged = _killed_producer(url)
     words.print(f"killed (SIGKILL) after {acknowledged} acknowledged events")
 
-    words.rule("2. it starts again and sends everything from the beginning")
+    _head("2 of 7: the producer starts again, and sends every event from the beginning")
     alerts: list[Alert] = []
     with open_store(url, on_alert=alerts.append) as store:
         stored = sum(info.events for info in store.log.streams())
         results = list(_fleet(store))
         known, new = sum(r.idempotent for r in results), sum(r.persisted for r in results)
-        words.print(f"{stored} events had been stored: {known} known already, {new} new, none twice")
+        words.print(f"{stored} events were stored before the kill: {known} of those sent were known, {new} new")
         _faults(store)
 
-        words.rule("3. a projector follows the feed, and every snapshot is proven from the log")
+        _head("3 of 7: a projector follows the feed; every snapshot is compared with a replay of its log")
         projector = Projector(store)
         while projector.poll():
             pass
@@ -64,37 +65,66 @@ def _run(to: Path) -> None:
         found = list(store.log.verify())
         words.print(f"lag {projector.lag_s:.1f} s; {differ} snapshots differ from a replay; {len(found)} damaged")
         _show(store, alerts)
-    words.rule("4. an orchestrator builds a site again and again, in run directories")
+
+    _head("4 of 7: an orchestrator builds 12 sites, each as a run in a directory of its own")
     runs_url = orchestrated_fleet(to / "runs", to / "sources")
     damaged = damage(to / "runs")
-    words.print(f"{runs_url}; one byte in the history of {damaged} was then changed, as a failing disk would")
+    words.print(f"one byte in the history of {damaged} was then changed, as a failing disk would")
 
-    words.rule("5. an agent reviews changes in sessions: killed, resumed, forked, and moved to another desk")
+    _head("5 of 7: an agent reviews changes in sessions: killed, resumed, forked, and moved to another desk")
     sessions_url, reviewed = session_fleet(to / "desk", to / "other-desk")
 
-    words.rule("6. a daemon hands builds to three workers, one of which is killed")
+    _head("6 of 7: a daemon hands builds to three workers, one of which is killed")
     builds_url, built = build_queue(to / "builds")
 
-    words.rule("7. a pipeline on Spark ingests, replays, audits and reports on all four")
+    _head("7 of 7: a pipeline on Spark ingests, replays, audits and reports on all four logs")
     piped = run_pipeline([url, runs_url, sessions_url, builds_url], to / "pipeline", damaged)
+
+    proof = {
+        "nothing acknowledged was lost, and nothing was stored twice": acknowledged <= stored == known,
+        "every snapshot equals a replay of its log, and the log is intact": not differ and not found,
+        "sessions survived the kill of their agent, and no step was done twice": reviewed,
+        "every build was completed exactly once, though a worker was killed": built,
+        f"the killed pipeline repeated no finished stage, and its audit found the damage in {damaged}": piped,
+    }
+    _prove({claim: is_true for claim, is_true in proof.items() if is_true is not None})
     _advise(to, url, sessions_url, runs_url)
-    if acknowledged > stored or differ or found or not (reviewed and built and piped):
+    if False in proof.values():
         raise typer.Exit(1)
 
 
+def _head(title: str) -> None:
+    words.print(f"\n{title}", style="bold")
+
+
+def _prove(claims: dict[str, bool]) -> None:
+    _head("The proof")
+    for claim, is_true in claims.items():
+        words.print(f"  {'yes' if is_true else 'NO '}  {claim}", style="green" if is_true else "bold red")
+
+
 def _advise(to: Path, url: str, sessions_url: str, runs_url: str) -> None:
-    """Say what to look at: only what is there, by commands that are found as they stand."""
-    words.rule("look at it yourself")
-    if not _is_at_hand():
-        words.print(f"  . {Path(sys.prefix, 'bin', 'activate')}")
-    for command in ("streams", "tail", "verify", "replay --check"):
-        name, *options = command.split()
-        words.print(f"  runstate {name} {url} {' '.join(options)}")
-    words.print(f"  runstate snapshot {url} run-0007\n  runstate diff {url} run-0007 --from 2 --to 5")
-    words.print(f"  runstate session tree {sessions_url} review-00\n  runstate daemon tail {to / 'builds'} --limit 5")
+    """Say what to try next, with commands that work as they stand."""
     report = to / "pipeline" / "report.html"
     if report.exists():
-        words.print(f"  runstate pipeline audit {runs_url}\nthe report, for a browser: {report.absolute().as_uri()}")
+        _head("The report, for a browser")
+        words.print(f"  {report.absolute().as_uri()}")
+    _head("Try next")
+    if not _is_at_hand():
+        words.print(f"  . {Path(sys.prefix, 'bin', 'activate')}")
+    for command in (
+        f"streams {url}",
+        f"tail {url}",
+        f"verify {url}",
+        f"replay {url} --check",
+        f"snapshot {url} run-0007",
+        f"diff {url} run-0007 --from 2 --to 5",
+        f"session tree {sessions_url} review-00",
+        f"daemon tail {to / 'builds'} --limit 5",
+        f"verify {runs_url}",
+        *([f"pipeline audit {runs_url}"] if report.exists() else []),
+    ):
+        words.print(f"  runstate {command}")
 
 
 def _is_at_hand() -> bool:
@@ -105,21 +135,18 @@ def _is_at_hand() -> bool:
 
 
 def _killed_producer(url: str) -> int:
-    """Start a producer as a process of its own, kill it, and say how many events it had been told are safe."""
-    child = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-        [sys.executable, "-c", "import sys; from runstate.cli.demo import produce; produce(sys.argv[1])", url],
-        stdout=subprocess.PIPE,
-    )
+    """Start a producer, kill it, and return how many events were acknowledged to it."""
+    program = "import sys; from runstate.cli.demo import produce; produce(sys.argv[1])"
     acknowledged = 0
-    if child.stdout is not None:
-        for _ in child.stdout:
-            acknowledged += 1
-            if acknowledged == _runs * 4:
-                child.kill()
-                break
-        acknowledged += len(child.stdout.read().splitlines())
-        child.stdout.close()
-    child.wait()
+    with start_python("-c", program, url, stdout=subprocess.PIPE) as producer:
+        if producer.stdout is not None:
+            for _ in producer.stdout:
+                acknowledged += 1
+                if acknowledged == _runs * 4:
+                    kill(producer)
+                    break
+            acknowledged += len(producer.stdout.read().splitlines())
+            producer.stdout.close()
     return acknowledged
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from runstate.errors import NotALog
-from runstate.logs.disk import TEMP, RealDisk, replace_durably
+from runstate.logs.disk import TEMP, RealDisk, make_directories, replace_durably
 from runstate.logs.target_directory import check_target, foreign_entries, own_entries, remove_own, writing_to
 
 database = "runstate-demo.db"
@@ -42,7 +42,7 @@ def demo_directory(to: Path) -> Iterator[None]:
     before = _read_record(to)
     check_target(to, _leftovers, has_marker=before is not None)
     with writing_to(to):
-        to.mkdir(parents=True, exist_ok=True)
+        make_directories(RealDisk(), to)
         _remove_earlier(to, before or Record())
         _write_record(to)
     try:

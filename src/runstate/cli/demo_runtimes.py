@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
+from runstate.cli.demo_processes import kill, start_python
 from runstate.cli.output import words
 from runstate.logs.disk import RealDisk, make_directories
 from runstate.models.session import SESSION, Projections
@@ -30,7 +31,10 @@ def session_fleet(desk: Path, other: Path) -> tuple[str, bool]:
     url = f"segments:{desk / 'sessions'}"
     for directory in (desk, other):
         make_directories(RealDisk(), directory)
-    killed, done = _child("review", str(desk), str(_killed_after)).wait(), _child("review", str(desk), "0").wait()
+    with _child("review", str(desk), str(_killed_after)) as first:
+        killed = first.wait()
+    with _child("review", str(desk), "0") as second:
+        done = second.wait()
     with (
         open_sessions(url, desk / "keyring.json") as here,
         open_sessions(f"segments:{other / 'sessions'}", other / "keyring.json") as there,
@@ -40,8 +44,8 @@ def session_fleet(desk: Path, other: Path) -> tuple[str, bool]:
         unwrap(here.advance(back.ack_token or "", "On second thoughts"))
         moved = unwrap(there.import_(unwrap(here.export("review-01"))))
     words.print(
-        f"the agent was killed (SIGKILL) after {_killed_after} steps, and has gone on; review-00 was sent back to its "
-        f"beginning, which is a fork; review-01 is now on another desk too: {moved.session_id}"
+        f"the agent was killed (SIGKILL) after {_killed_after} steps, and finished after a restart; review-00 was "
+        f"rewound to its start, which forks it; {moved.session_id} was copied to another desk"
     )
     with open_store(url, SESSION, create=False) as store:
         lines = {
@@ -74,16 +78,16 @@ def build_queue(directory: Path) -> tuple[str, bool]:
     url = f"wal:{directory}?history=archive"
     make_directories(RealDisk(), directory)
     socket = directory / ".daemon.sock"
-    with Daemon.open(url) as daemon, Server(daemon, socket):
+    with Daemon.open(url) as daemon, Server(daemon, socket), ExitStack() as stack:
         for number in range(_commits):
             daemon.push("builds", {"commit": f"c{number}"}, item_id=f"build-{number:02d}")
-        workers = {name: _child("build", str(socket), name) for name in ("ada", "bob", "eve")}
+        workers = {name: stack.enter_context(_child("build", str(socket), name)) for name in ("ada", "bob", "eve")}
         deadline = time.monotonic() + _waited_s
         while not any(item.worker_name == "eve" for item in daemon.items("builds", status="taken")):
             if time.monotonic() > deadline:
                 return url, False
             time.sleep(0.001)
-        workers["eve"].kill()
+        kill(workers["eve"])
         ended = {name: worker.wait() for name, worker in workers.items()}
         counts = Counter(record.type for record in daemon.events(limit=100_000))
         left = daemon.items("builds")
@@ -104,11 +108,10 @@ def build(socket: str, name: str) -> None:
             worker.complete(item.id)
 
 
-def _child(work: str, *arguments: str) -> subprocess.Popen[bytes]:
+def _child(work: str, *arguments: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
     """A process of its own that does the work of that name."""
     program = "import sys; from runstate.cli import demo_runtimes as demo; demo.main(sys.argv[1:])"
-    command = [sys.executable, "-c", program, work, *arguments]
-    return subprocess.Popen(command, stdout=2)  # noqa: S603 - our own interpreter and module
+    return start_python("-c", program, work, *arguments)
 
 
 def main(arguments: list[str]) -> None:

@@ -28,12 +28,21 @@ from runstate.cli import (
     session,
     states,
 )
-from runstate.cli.output import prepare_streams, print_error, silence_stdout
-from runstate.errors import BlobNotFound, LogDamaged, LogNotFound, RunstateError, StreamNotFound
+from runstate.cli.output import prepare_streams, print_error, silence_stdout, words
+from runstate.cli.progress_display import erase_leftover
+from runstate.errors import (
+    BlobNotFound,
+    InvalidArgument,
+    LogDamaged,
+    LogNotFound,
+    RunstateError,
+    StreamNotFound,
+    redact,
+)
 from runstate.runtimes.orchestrator import RunCancelled, RunFailed
 from runstate.runtimes.session.refusals import NodeNotFound
 
-exit_damage, exit_usage, exit_not_found, exit_busy = 1, 2, 3, 4
+exit_damage, exit_usage, exit_not_found, exit_busy, exit_interrupted = 1, 2, 3, 4, 130
 
 
 class Commands(TyperGroup):
@@ -45,6 +54,14 @@ class Commands(TyperGroup):
         except BrokenPipeError:
             silence_stdout()
             raise typer.Exit from None
+        except Exception as error:
+            if isinstance(shown := getattr(error, "message", None), str):
+                error.message = redact(shown)  # type: ignore[attr-defined]  # It may repeat a password that was typed.
+            raise
+        except KeyboardInterrupt:
+            erase_leftover()  # Also the ^C that the terminal shows.
+            words.print("interrupted")
+            raise typer.Exit(exit_interrupted) from None
 
 
 app = typer.Typer(
@@ -54,7 +71,7 @@ app = typer.Typer(
     epilog="URLs: sqlite:PATH, ndjson:DIR, segments:DIR, wal:DIR, postgresql://…, dynamodb://…, snowflake://…, "
     "archive:DIR, memory:. "
     "Exit codes: 0 fine, 1 damage or difference found, or a run that "
-    "failed, 2 bad usage or input, 3 not found, 4 busy: try again.",
+    "failed, 2 bad usage or input, 3 not found, 4 busy: try again, 130 interrupted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -123,6 +140,12 @@ def main() -> None:
     except BrokenPipeError:
         silence_stdout()
         sys.exit(0)
+    except UnicodeEncodeError as error:
+        print_error(
+            InvalidArgument.code,
+            f"{error.object[:200]!r} is not valid text. Use a UTF-8 locale (LANG=C.UTF-8), or rename what it names",
+        )
+        sys.exit(exit_usage)
     except OSError as error:
         print_error("os", str(error))
         silence_stdout()
@@ -139,6 +162,8 @@ def _exit_code(error: RunstateError) -> int:
         return exit_damage
     if isinstance(error, StreamNotFound | BlobNotFound | LogNotFound):
         return exit_not_found
-    if isinstance(error, LogDamaged | RunFailed | RunCancelled):
+    if isinstance(error, RunCancelled):
+        return exit_interrupted
+    if isinstance(error, LogDamaged | RunFailed):
         return exit_damage
     return exit_busy if error.retryable else exit_usage

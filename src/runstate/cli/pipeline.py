@@ -38,7 +38,12 @@ Urls = Annotated[
     list[str],
     typer.Argument(help="Where the logs are: sqlite:PATH, postgresql://…, table:DIR, files:PATH.", show_default=False),
 ]
-To = Annotated[Path, typer.Option("--to", help="The directory to write to.", show_default=False)]
+To = Annotated[
+    Path,
+    typer.Option(
+        "--to", help="The directory to write to: new, empty, or written by this command before.", show_default=False
+    ),
+]
 Master = Annotated[
     str | None, typer.Option("--master", help="Spark's master: local[4], spark://HOST:7077, yarn. Default: local[*].")
 ]
@@ -192,7 +197,9 @@ def replay(
 def audit(
     urls: Urls,
     model: ModelName = None,
-    to: Annotated[Path | None, typer.Option("--to", help="Keep the findings as Parquet in this directory.")] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Keep the findings as Parquet in this new or empty directory.")
+    ] = None,
     snapshots: Annotated[
         Path | None, typer.Option("--snapshots", help="A table of snapshots that must equal the replay.")
     ] = None,

@@ -67,13 +67,7 @@ def stream(
         stack.enter_context(stop_on_signals(stop))  # Not before: Spark takes SIGINT over when it starts.
         from runstate.pipeline.stream import live_projection
 
-        book = stack.enter_context(closing(Logbook(directory)))
-        stack.enter_context(book.kept_for(sink_name(to)))
-        for url in urls if book.is_after_restart and to == "store" else ():
-            with existing(url, name) as store:
-                reconcile(Projector(store), url)
-        book.reconciled()
-
+        _reconcile(stack, directory, urls, to, name)
         projection = stack.enter_context(
             live_projection(
                 *(spark, urls, to, directory),
@@ -92,6 +86,16 @@ def stream(
         projection.stop()
         events = projection.events
     words.print(f"{events} events projected")
+
+
+def _reconcile(stack: ExitStack, directory: Path, urls: list[str], to: str, model: str) -> None:
+    """Open the logbook for as long as the stack lives. After a restart of the machine, bring lost snapshots back."""
+    book = stack.enter_context(closing(Logbook(directory)))
+    stack.enter_context(book.kept_for(sink_name(to)))
+    for url in urls if book.is_after_restart and to == "store" else ():
+        with existing(url, model) as store:
+            reconcile(Projector(store), url)
+    book.reconciled()
 
 
 def _check(urls: list[str], to: str, state: Path, as_json: bool) -> None:

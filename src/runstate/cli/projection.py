@@ -38,14 +38,17 @@ Urls = Annotated[list[str], typer.Argument(help="Where the logs are: sqlite:PATH
 To = Annotated[
     str,
     typer.Option(
-        "--to", help="Where snapshots go: store (the log itself), parquet:DIR (versions of a table), or console."
+        "--to",
+        help="Where snapshots go: store (the log itself), parquet:DIR (versions of a table; DIR is new, empty, or such "
+        "a table), or console.",
     ),
 ]
 State = Annotated[
     Path | None,
     typer.Option(
         "--state",
-        help="The directory of the projector's logbook. Default: one for these logs in ~/.local/state/runstate.",
+        help="The directory of the projector's logbook: new, empty, or one that it has used before. "
+        "Default: one for these logs in ~/.local/state/runstate.",
         show_default=False,
     ),
 ]
@@ -313,7 +316,7 @@ def _lag_s(url: str, entry: Entry) -> float:
     if oldest is None:
         return 0.0
     if oldest.blocked_by is not None:
-        words.print(f"{entry.url}: the feed is held back by {_named(oldest.blocked_by)}; end it, and the feed goes on")
+        words.print(f"{entry.url}: the feed is held back by {_named(oldest.blocked_by)}. End it to release the feed")
     return max(0.0, (now - datetime.fromisoformat(oldest.persisted_at)).total_seconds())
 
 

@@ -34,10 +34,13 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; only sa
 OlderThan = Annotated[
     str, typer.Option("--older-than", help="Only runs whose last event was stored so long ago: 30d, 12h, 45m, 0s.")
 ]
-To = Annotated[Path, typer.Option("--to", help="The archive's directory.", show_default=False)]
+To = Annotated[
+    Path, typer.Option("--to", help="The archive's directory: new, empty, or an archive.", show_default=False)
+]
 Keep = Annotated[bool, typer.Option("--keep", help="Leave the runs in the log too.")]
 DiscardFiles = Annotated[
-    bool, typer.Option("--discard-files", help="Delete run directories with artifacts and other files in them.")
+    bool,
+    typer.Option("--discard-files", help="Delete the directories of runs even if they hold artifacts or other files."),
 ]
 
 

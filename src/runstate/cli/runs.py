@@ -35,7 +35,9 @@ _terminal = ("COMPLETED", "FAILED", "CANCELLED")
 _watch_s = 1.0
 _place_chars_max = 200
 
-RunsDirectory = Annotated[Path, typer.Option("--runs", help="The directory of the run directories.")]
+RunsDirectory = Annotated[
+    Path, typer.Option("--runs", help="The directory of the run directories: new, empty, or used for runs before.")
+]
 RunName = Annotated[str, typer.Argument(help="The run: its id, or the path of its directory.", show_default=False)]
 TelemetryUrls = Annotated[
     list[str] | None,

@@ -93,8 +93,8 @@ class LogMachine(RuleBasedStateMachine):
         expected_seq = None if expected is None else len(held) + expected
         try:
             results = self.log.append(stream, drafts, expected_seq=expected_seq)
-        except ModelMismatch as mismatch:
-            assert self.models.get(stream) == mismatch.details["recorded"] != model
+        except ModelMismatch as refusal:
+            assert self.models.get(stream) == refusal.details["recorded"] != model
             return
         except SequenceConflict as conflict:
             assert is_new and expected

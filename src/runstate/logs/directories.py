@@ -17,7 +17,7 @@ from runstate.errors import InvalidStream, LogBusy, LogFailed, LogFull, LogNotFo
 from runstate.logs.disk import Disk, File, Lock, LockBusy, refuse_links
 from runstate.logs.permissions import denial
 from runstate.logs.target_directory import foreign_entries, refuse_foreign
-from runstate.models.model import check_stream
+from runstate.models.model import check_file_stream
 
 LOCKS = ".locks"
 _nothing = re.compile("(?!)")
@@ -35,7 +35,12 @@ class DirectoryLog(Protocol):
 
 
 def directory_name(stream: str) -> str:
-    """The name of a stream's directory."""
+    """The name of a stream's directory, always a single part of a path.
+
+    Raises:
+        InvalidStream: the id cannot be a file name.
+    """
+    check_file_stream(stream)
     return _escape + stream if stream[0] in (".", _escape) else stream
 
 
@@ -48,7 +53,7 @@ def streams_among(names: list[str], after: str, until: str | None) -> list[str]:
 def _is_stream(stream: str) -> bool:
     """Whether a name that stands in the directory could be a stream's; somebody may have put anything there."""
     try:
-        check_stream(stream)
+        check_file_stream(stream)
     except InvalidStream:
         return False
     return True

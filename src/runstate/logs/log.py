@@ -15,7 +15,15 @@ from typing import Any, Literal, NewType, Protocol, Self
 
 import msgspec
 
-from runstate.errors import BlobNotFound, InvalidPosition, LogDamaged, SequenceConflict, Truncated, Unsupported
+from runstate.errors import (
+    BlobNotFound,
+    InvalidArgument,
+    InvalidPosition,
+    LogDamaged,
+    SequenceConflict,
+    Truncated,
+    Unsupported,
+)
 from runstate.models.canonical import digest
 from runstate.models.model import Draft as Draft  # Part of the port, as `check_stream` is.
 from runstate.models.model import check_stream as check_stream
@@ -332,8 +340,23 @@ def begins_after(log: EventLog, stream: str) -> int:
 
 
 def check_limit(limit: int) -> None:
-    if limit < 1:
-        raise ValueError(f"limit must be at least 1, got {limit}")
+    """
+    Raises:
+        InvalidArgument: it is not a whole number from 1.
+    """
+    if type(limit) is not int or limit < 1:
+        raise InvalidArgument(f"limit must be a whole number from 1, got {limit!r:.80}")
+
+
+def check_after(after_seq: int) -> None:
+    """
+    Raises:
+        InvalidArgument: it is not a whole number from 0.
+    """
+    if type(after_seq) is not int or after_seq < 0:
+        raise InvalidArgument(
+            f"after_seq must be a whole number from 0, got {after_seq!r:.80}; leave it out to read from the beginning"
+        )
 
 
 def check_expected(stream: str, actual_seq: int, expected_seq: int | None) -> None:

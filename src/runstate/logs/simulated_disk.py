@@ -1,8 +1,7 @@
 """A disk in memory that fails on request and knows everything a crash may leave of it.
 
-What a power cut may leave of each file and directory is written down in `crash_states`. A failed sync leaves its
-changes readable and makes them undependable for good, as Linux does: no later sync brings them back. A kill,
-unlike a power cut, loses nothing that was written.
+`crash_states` says what a power cut may leave of each file and directory. A failed sync leaves its changes readable and
+makes them undependable for good, as Linux does. A kill, unlike a power cut, loses nothing that was written.
 
     def history(disk):                          # yields what was acknowledged
         log = Log(disk)
@@ -12,7 +11,6 @@ unlike a power cut, loses nothing that was written.
 
     for crash in every_crash(history):
         stored = Log(crash.disk).read()         # acknowledged ⊆ stored ⊆ sent, in order
-
 Everything is deterministic; what is sampled takes a seed.
 """
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Typ
 
 import msgspec
 
-from runstate.errors import InvalidStream, ModelFailed, RunstateError
+from runstate.errors import InvalidEvent, InvalidStream, ModelFailed, RunstateError
 from runstate.models.activity import Activity
 from runstate.models.canonical import canonical, digest, parse
 from runstate.models.envelope import Envelope
@@ -152,6 +152,8 @@ class Model(ABC, Generic[W, E, S]):
     name: ClassVar[str]
     version: ClassVar[int]
     """Raise it with every change of the fold or the state: snapshots of another version are rebuilt."""
+    loads_versions: ClassVar[frozenset[int]] = frozenset()
+    """Earlier versions whose states `load` still reads, for a stream whose events are gone: a log was compacted."""
     seq_name: ClassVar[str] = "seq"
     """What this model's JSON calls the sequence number."""
     assigned_names: ClassVar[frozenset[str]] = frozenset()
@@ -202,6 +204,22 @@ class Model(ABC, Generic[W, E, S]):
         Raises:
             InvalidEvent: the event was put together wrongly.
         """
+
+    def checked_draft(self, event: W) -> tuple[str, Draft]:
+        """What `draft` says, for a caller who may pass anything.
+
+        Raises:
+            InvalidEvent: it is not an event of this model.
+        """
+        try:
+            return self.draft(event)
+        except RunstateError:
+            raise
+        except Exception as error:
+            raise InvalidEvent(
+                f"{type(event).__name__} is not an event of the model {self.name!r}: {error!r}{where(error)}. "
+                "Append an event object; to append JSON, read it with store.model.parse(line) first"
+            ) from error
 
     def expected_key(self, event: W) -> str | None:
         """The idempotency key that the event's fields give, or None where it cannot be derived."""
@@ -283,6 +301,12 @@ class Model(ABC, Generic[W, E, S]):
             InvalidJson: the bytes are not what `dump` wrote.
         """
 
+    def upgrade(self, version: int, body: bytes) -> bytes | None:
+        """A stored state as this version writes it; None where it cannot be read, and only the events tell."""
+        if version == self.version:
+            return body
+        return self.dump(self.load(body)) if version in self.loads_versions else None
+
     def status(self, state: S) -> str:
         """One word for a list of streams."""
         return ""
@@ -311,29 +335,52 @@ def describe_members(members: Mapping[str, Any], *subject_names: str) -> Descrip
     return Description("", dict(members))
 
 
-# Slashes and `..` would leave a log's directory, control characters would break its lines, and what is
-# longer than this makes no file name once a suffix is added.
-stream_bytes_max = 200
-_stream_pattern = re.compile(r"(?!\.{1,2}\Z)[^/\\\x00-\x1f\x7f\ud800-\udfff]+")
+stream_bytes_max = 512
+_stream_pattern = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]+")
+
+# A slash or `..` would leave a log's directory, and longer names are too long once a suffix is added.
+file_stream_bytes_max = 200
+_file_stream_pattern = re.compile(r"(?!\.{1,2}\Z)[^/\\]+")
 
 
 def check_stream(stream: str) -> None:
-    """Refuse a stream id that could not be a file's name in every log.
+    """Refuse a stream id that no log takes: it is text of 1 to 512 bytes without control characters.
 
     Raises:
         InvalidStream: with the rule that it breaks.
     """
+    if type(stream) is not str:
+        raise InvalidStream(f"A stream id is text, not {type(stream).__name__}")
     if not _stream_pattern.fullmatch(stream):
         raise InvalidStream(
-            f"The stream id {stream[:80]!r} is refused: not empty, no slash, no backslash, "
-            "no control character, no lone surrogate, not '.' or '..'",
+            f"The stream id {stream[:80]!r} is refused: it must not be empty, nor hold a control character or a lone "
+            "surrogate",
             stream=stream[:stream_bytes_max],
         )
-    if len(stream) > stream_bytes_max or len(stream.encode("utf-8", "replace")) > stream_bytes_max:
+    if _is_longer(stream, stream_bytes_max):
         raise InvalidStream(
-            f"The stream id {stream[:40]!r}… is refused: longer than {stream_bytes_max} bytes",
+            f"The stream id {stream[:40]!r}… is refused: it is longer than {stream_bytes_max} bytes",
             stream=stream[:stream_bytes_max],
         )
+
+
+def check_file_stream(stream: str) -> None:
+    """Refuse a stream id that cannot be a file name, for logs that name files and directories by their streams.
+
+    Raises:
+        InvalidStream: with the rule that it breaks.
+    """
+    check_stream(stream)
+    if not _file_stream_pattern.fullmatch(stream) or _is_longer(stream, file_stream_bytes_max):
+        raise InvalidStream(
+            f"The stream id {stream[:80]!r} cannot be a file name, which this log needs: no '/', no '\\', not '.' or "
+            f"'..', at most {file_stream_bytes_max} bytes. Choose another id, or a database log such as sqlite:FILE",
+            stream=stream,
+        )
+
+
+def _is_longer(stream: str, bytes_max: int) -> bool:
+    return len(stream) > bytes_max or len(stream.encode("utf-8")) > bytes_max
 
 
 def stable_uuid(*parts: str) -> str:

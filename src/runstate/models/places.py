@@ -16,7 +16,11 @@ _package = Path(__file__).parents[1]
 
 
 class NoPlace(ValueError):
-    """The text is not of the form FILE.py:NAME."""
+    """The text is not of the form FILE.py:NAME, or names something else than a Python file or module."""
+
+
+class LoadingEnded(Exception):
+    """The code at a place tried to end the process while it was loaded."""
 
 
 def load_place(place: str) -> Any:
@@ -28,7 +32,17 @@ def load_place(place: str) -> Any:
     module, colon, attribute = place.rpartition(":")
     if not colon or not module:
         raise NoPlace(f"{place!r} names no place: write FILE.py:NAME")
-    return getattr(_module(module), attribute)
+    if Path(module).is_dir() and not Path(module, "__init__.py").exists():
+        raise NoPlace(f"{module} is a directory: write FILE.py:NAME")
+    if "/" in module and not module.endswith(".py"):
+        raise NoPlace(f"{module} is not a Python file: write FILE.py:NAME")
+    try:
+        loaded = _module(module)
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise LoadingEnded(f"it ends the process when it is imported ({type(error).__name__}: {error})") from error
+    return getattr(loaded, attribute)
 
 
 def why(place: str, error: BaseException) -> str:
@@ -36,11 +50,26 @@ def why(place: str, error: BaseException) -> str:
     module, _, attribute = place.rpartition(":")
     if isinstance(error, NoPlace):
         return str(error)
-    if isinstance(error, FileNotFoundError):
+    if isinstance(error, FileNotFoundError | UnicodeEncodeError):
         return f"there is no file {module}"
     if isinstance(error, AttributeError) and error.name == attribute:
-        return f"{module} has no {attribute!r}"
-    return f"{type(error).__name__}: {error}{where(error)}"
+        return f"{module} has no {attribute!r}{_what_it_has(error.obj)}"
+    if isinstance(error, LoadingEnded):
+        advice = "Put code that runs, and does not only define, under: if __name__ == '__main__':"
+        return f"{error}{where(error.__cause__ or error)}. {advice}"
+    said = f"{type(error).__name__}: {error}{where(error)}"
+    if isinstance(error, SyntaxError):
+        return f"{said}; fix the file"
+    if isinstance(error, ModuleNotFoundError) and error.name and error.name != module.partition(".")[0]:
+        return f"{said}; {error.name!r} is not installed in this environment: pip install it, or correct the import"
+    return said
+
+
+def _what_it_has(module: Any) -> str:
+    """The public classes and objects that a module defines itself, for somebody who has mistyped one."""
+    own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    names = sorted(name for name in own if not name.startswith("_"))
+    return f"; it has: {', '.join(names[:10])}" if names else ""
 
 
 def where(error: BaseException) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 
 from runstate.changes import changes
 from runstate.logs.log import Record
+from runstate.models import times
 from runstate.models.canonical import digest
 from runstate.models.model import Alert, AnyModel
 from runstate.pipeline.envelopes import disagreement_finder
@@ -101,8 +102,8 @@ def conflicts(first: Audited, second: Audited) -> list[int]:
 def parse_time(text: str) -> datetime | None:
     """A time with its zone; None for anything else."""
     try:
-        time = datetime.fromisoformat(text)
-    except (ValueError, TypeError):
+        time = times.parse_time(text)
+    except (ValueError, TypeError, AttributeError):
         return None
     return None if time.tzinfo is None else time
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from runstate.errors import InvalidUrl, LogNotFound, NotALog, redact
+from runstate.errors import InvalidUrl, LogNotFound, NotALog, redact, shown_url
 from runstate.logs.log import Finding, Head, Record, StoredSnapshot
 from runstate.models.model import AnyModel
 from runstate.pipeline.origins import Lines, NumberedLines, StreamReader
@@ -137,7 +137,7 @@ class TableOrigin:
         path = url.removeprefix("table:")
         if not path:
             raise InvalidUrl("table: names no directory: write table:DIR")
-        self.url = url
+        self.url = shown_url(url)
         self.table = open_event_table(Path(path))
         self.model_name: str | None = self.table.info.model
         if not self.table.commits():

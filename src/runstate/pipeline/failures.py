@@ -133,7 +133,7 @@ def _python_error(text: str) -> RunstateError | None:
 
 def _error_class(name: str) -> type[RunstateError] | None:
     module, _, attribute = name.rpartition(".")
-    if module.startswith("runstate."):
+    if module.startswith("runstate.") and not module.endswith("__main__"):  # That one runs a command.
         with suppress(ImportError):
             importlib.import_module(module)
     # Only what is loaded: a text from elsewhere must not choose what gets imported here.

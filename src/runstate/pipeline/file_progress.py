@@ -19,6 +19,7 @@ from typing import BinaryIO
 import msgspec
 
 from runstate.logs.disk import write_private
+from runstate.models.canonical import undecodable
 from runstate.models.model import AnyModel
 from runstate.pipeline.plain_files import (
     FileChanged,
@@ -36,6 +37,7 @@ from runstate.pipeline.plain_files import (
     tail_bytes,
     whole,
 )
+from runstate.pipeline.sorted_files import TableDamaged
 from runstate.pipeline.table import Table
 
 _bytes_per_task = 32 << 20
@@ -67,12 +69,21 @@ class Consumed(msgspec.Struct, frozen=True):
 
 
 def consumed_before(table: Table) -> dict[str, Consumed]:
-    """What all commits that count have read of files."""
+    """What all commits that count have read of files.
+
+    Raises:
+        TableDamaged: a commit is not what was written.
+    """
     found: dict[str, Consumed] = {}
     for commit in table.commits():
         if commit.replaces:
             found = {}
-        found |= msgspec.convert(commit.consumed.get("files", {}), dict[str, Consumed])
+        try:
+            found |= msgspec.convert(commit.consumed.get("files", {}), dict[str, Consumed])
+        except undecodable as error:
+            raise TableDamaged(
+                f"Commit {commit.number} of {table.directory} is not what was written: {error}"
+            ) from error
     return found
 
 

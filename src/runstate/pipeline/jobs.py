@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from runstate.errors import shown_url
 from runstate.models.canonical import digest
-from runstate.models.registry import find_model
+from runstate.models.registry import find_model, resolve_model
 from runstate.pipeline.compaction import check_compactable
 from runstate.pipeline.event_table import open_event_table
 from runstate.pipeline.failures import readable
@@ -152,8 +152,8 @@ def compact(spark: SparkSession, to: Path, *, model: str | None = None, shards: 
         InvalidOption: it was made for another version of its model.
     """
     table, url = open_event_table(to), f"table:{to.absolute()}"
-    name = model_of([url], model)
-    check_compactable(table, find_model(name).version)
+    check_compactable(table, resolve_model(table.info.model, model, f"The table in {to}").version)
+    name = model or table.info.model
     with table.writing(), readable("compact"):
         commits = table.commits()
         if not commits or commits[-1].consumed.get("compacts"):

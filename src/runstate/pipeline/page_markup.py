@@ -119,7 +119,7 @@ def moment(at: str | None) -> str:
     """A time to read: 2026-11-15 09:30:00 UTC. What is not written like one is shown as it is."""
     if not at:
         return missing
-    day, _, clock = at.partition("T")
+    day, _, clock = at.upper().partition("T")
     if len(day) != 10 or len(clock) < 8 or not clock.endswith(("Z", "+00:00")):
         return at
     return f"{day} {clock[:8]} UTC"

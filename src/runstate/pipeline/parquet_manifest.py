@@ -13,9 +13,10 @@ from pathlib import Path
 import msgspec
 
 from runstate.errors import LogFailed, LogNotFound, LogTooNew, NotALog
-from runstate.logs.disk import TEMP
+from runstate.logs.disk import TEMP, RealDisk
 from runstate.logs.log import now
 from runstate.logs.target_directory import check_target, refuse_foreign
+from runstate.models.canonical import undecodable
 
 versions_kept = 10
 """So many versions can be read; with a new one every tenth of a second, a reader has a second."""
@@ -63,14 +64,14 @@ def read_manifest(path: Path) -> Manifest:
         LogNotFound, NotALog, LogTooNew: there is none, or none that we know.
     """
     try:
-        text = path.read_bytes()
+        text = RealDisk().read(path)
     except (FileNotFoundError, NotADirectoryError):
         raise LogNotFound(f"There is no table of snapshots in {path.parent}", path=str(path.parent)) from None
     except OSError as error:
         raise LogFailed(f"{path} cannot be read: {error.strerror}") from error
     try:
         found = msgspec.json.decode(text, type=Manifest)
-    except msgspec.MsgspecError as error:
+    except undecodable as error:
         raise NotALog(f"{path} is not a manifest of a Runstate table: {error}. It was left untouched") from error
     if found.format > _format:
         raise LogTooNew(f"{path} has format {found.format}; upgrade Runstate to read it")

@@ -15,6 +15,8 @@ from runstate.pipeline.stages import inputs_in
 
 _leftovers = re.compile(rf"inputs/|inputs/[^/]+\.json{TEMP}|\.lock")
 """What a pipeline that was killed before it wrote its inputs may have left."""
+_own = ("inputs", "events", "snapshots", "findings", "runs")
+"""The directories of a pipeline."""
 _scratch = ".spark"
 _old_progress = re.compile(rf"\.progress\.json{TEMP}")
 
@@ -32,7 +34,8 @@ def alone_in(directory: Path) -> Iterator[None]:
     try:
         with writing_to(directory):
             make_directories(RealDisk(), directory)
-            refuse_links(RealDisk(), *directory.glob("*"), *directory.glob("*/*"))
+            refuse_links(RealDisk(), *(directory / name for name in (*_own, "spark.log")))
+            refuse_links(RealDisk(), *(path for name in _own for path in (directory / name).glob("*")))
             lock = RealDisk().lock(directory / ".lock")
     except LockBusy as error:
         raise LogBusy(f"Another pipeline is at work in {directory}; try again when it is done") from error

@@ -171,7 +171,7 @@ def _throughput(stored: DataFrame, spans: DataFrame) -> list[HourRow]:
 
 def _hour(column: str) -> Column:
     """The hour of a time as its text says it; producers whose clocks are not in UTC are off by their zone."""
-    return F.concat(F.substring(column, 1, 13), F.lit(":00:00Z")).alias("hour")
+    return F.concat(F.upper(F.substring(column, 1, 13)), F.lit(":00:00Z")).alias("hour")
 
 
 def _slowest(spans: DataFrame) -> list[SlowRow]:

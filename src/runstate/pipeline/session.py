@@ -66,8 +66,6 @@ _needed = {"spark.sql.python.filterPushdown.enabled": "true"}
 _preferred = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
-    # What Spark writes for us, such as findings and checkpoints, is for its owner alone.
-    "spark.hadoop.fs.permissions.umask-mode": "077",
 }
 
 
@@ -275,6 +273,8 @@ def _defaults(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
         "spark.ui.enabled": "false",
         **({} if conf.get("spark.ui.enabled") == "true" else _short_memory),
         "spark.ui.showConsoleProgress": "false",
+        # What Spark writes for us, such as findings and checkpoints, is for its owner alone.
+        "spark.hadoop.fs.permissions.umask-mode": "077",
         # Less waiting for each Python task than on a TCP socket.
         "spark.python.unix.domain.socket.enabled": "true",
     }

@@ -12,7 +12,7 @@ import secrets
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Annotated, Any, Protocol, Self
 from zlib import crc32
 
 import msgspec
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc
 import pyarrow.parquet as pq
+from msgspec import Meta
 
 from runstate.errors import LogFailed, RunstateError
 from runstate.logs.disk import open_private
@@ -63,7 +64,8 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class FileEntry(msgspec.Struct, frozen=True):
     """A file of a table, as its commit tells of it."""
 
-    name: str
+    name: Annotated[str, Meta(pattern=r"^[a-z]+-[0-9a-f]{16}\.(?:parquet|arrow)\Z")]
+    """Of a file in the table's own directory. A commit that names any other file is damaged."""
     kind: str
     bytes: int
     footer: Section
@@ -246,6 +248,8 @@ def pieces(directory: Path, files: Sequence[FileEntry], shard: Shard, columns: S
     cursors = [cursor for entry in files if (cursor := _Cursor(directory, entry, shard, columns)).ready()]
     while cursors:
         bound = min(cursor.last for cursor in cursors)
+        if all(cursor.first > bound for cursor in cursors):
+            raise TableDamaged(f"{directory} has rows that are not sorted by stream; {_advice}", path=str(directory))
         parts, owner = [], None
         for cursor in cursors:
             if cursor.first > bound:

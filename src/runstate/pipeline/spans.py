@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timedelta
 from typing import Literal
 
 import msgspec
 
 from runstate.models.activity import Activity
+from runstate.models.times import elapsed_ns
 
 Outcome = Literal["finished", "failed", "skipped", "running", "queued", "cancelled", "interrupted"]
 """`interrupted` was begun and never ended: it was begun again, or its run has ended without it."""
@@ -82,14 +82,12 @@ def elapsed_ms(start: str | None, end: str | None) -> float | None:
     if not start or not end:
         return None
     try:
-        elapsed = datetime.fromisoformat(end) - datetime.fromisoformat(start)
+        nanoseconds = elapsed_ns(start, end)
     except (ValueError, TypeError, OverflowError):
         return None
-    return elapsed / _millisecond if elapsed >= _nothing else None
+    return nanoseconds / 1_000_000 if nanoseconds >= 0 else None
 
 
-_millisecond = timedelta(milliseconds=1)
-_nothing = timedelta(0)
 _run_ends: dict[str, Outcome] = {"run_finished": "finished", "run_failed": "failed", "run_cancelled": "cancelled"}
 _step_ends: dict[str, Outcome] = {"finished": "finished", "failed": "failed", "skipped": "skipped"}
 

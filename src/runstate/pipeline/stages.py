@@ -175,19 +175,17 @@ def read_inputs(directory: Path, model: str | None) -> dict[str, Inputs]:
 
 
 def inputs_in(directory: Path) -> dict[str, Inputs]:
-    """The inputs of a pipeline, by the name of the model.
-
-    Raises:
-        NotALog: a file there is not one of ours.
-    """
+    """The inputs of a pipeline, by the name of the model. NotALog: a file there is not one of ours."""
     found = {}
     for path in sorted((directory / "inputs").glob("*.json")):
         try:
-            inputs = msgspec.json.decode(path.read_bytes(), type=Inputs)
+            inputs = msgspec.json.decode(RealDisk().read(path), type=Inputs)
         except (OSError, *undecodable) as error:
-            raise NotALog(f"{path} is not a file of a pipeline's inputs: {error}; choose another directory") from error
+            raise NotALog(f"{path} was not written by Runstate: {error}; choose another directory") from error
         if inputs.model != path.stem:
-            raise NotALog(f"{path} names the model {inputs.model[:80]!r}, not {path.stem!r}; choose another directory")
+            raise NotALog(
+                f"{path} was not written by Runstate: it names {inputs.model[:80]!r}; choose another directory"
+            )
         found[inputs.model] = inputs
     return found
 

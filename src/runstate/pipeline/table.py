@@ -77,7 +77,7 @@ class Table:
             NotALog, LogTooNew: it is none of ours, or of a newer Runstate.
         """
         try:
-            text = (directory / "table.json").read_bytes()
+            text = RealDisk().read(directory / "table.json")
         except (FileNotFoundError, NotADirectoryError):
             raise LogNotFound(f"There is no table in {directory}", path=str(directory)) from None
         except OSError as error:
@@ -204,7 +204,7 @@ def _commit_name(number: int) -> str:
 
 def _unsealed(path: Path) -> Commit:
     try:
-        sealed = msgspec.json.decode(path.read_bytes(), type=_Sealed)
+        sealed = msgspec.json.decode(RealDisk().read(path), type=_Sealed)
         body = bytes(sealed.commit)
         if digest(body) != sealed.sha256:
             raise TableDamaged(f"{path} does not fit its digest", path=str(path))

@@ -121,3 +121,21 @@ def _content(row: dict[str, Any]) -> dict[str, Any]:
     assigned = {"persistedAt", "emittedAt", "ts", "prev_hash", "event_hash"}
     event = {name: value for name, value in row["event"].items() if name not in assigned}
     return {name: value for name, value in row.items() if name not in assigned} | {"event": event}
+
+
+v1_line = (
+    b'{"runId":"r-1","runSeq":%d,"eventId":"123e4567-e89b-12d3-a456-42661417400%d","eventType":"%b","eventData":{},'
+    b'"idempotencyKey":"%b","emittedAt":"2026-11-15t09:30:00z","persistedAt":"2026-11-15T09:30:00Z"}\n'
+)
+
+
+@pytest.mark.parametrize("run_seq", [0, 1, 99])
+def test_events_of_v1_are_appended_and_validated_with_any_run_seq(cli: Cli, run_seq: int) -> None:
+    lines = v1_line % (run_seq, 0, b"RunStarted", b"a") + v1_line % (run_seq, 1, b"RunCompleted", b"b")
+    assert cli("append", "sqlite:log.db", stdin=lines).code == 0
+    assert cli("validate", "-", stdin=lines).code == 0
+    with runstate.open("sqlite:log.db") as store:
+        events = store.fetch_events("r-1")
+        assert [event.run_seq for event in events] == [1, 2]
+        assert {event.emitted_at for event in events} == {"2026-11-15t09:30:00z"}
+        assert "2026-11-15T09:30:00Z" not in {event.persisted_at for event in events}

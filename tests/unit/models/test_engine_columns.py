@@ -110,7 +110,14 @@ def fold_plainly(run: Run) -> Folded | None:
 # --- any history -----------------------------------------------------------------------------------------
 
 times = st.sampled_from(
-    ["2026-11-15T09:30:00Z", "2026-11-15T09:30:01.250Z", "2026-11-15T09:29:00+00:00", "2026-11-15T09:31:00.123456789Z"]
+    [
+        "2026-11-15T09:30:00Z",
+        "2026-11-15T09:30:01.250Z",
+        "2026-11-15T09:29:00+00:00",
+        "2026-11-15T09:31:00.123456789Z",
+        "2026-11-15t09:31:00.0005z",
+        "2026-11-15t09:30:00-00:00",
+    ]
 )
 odd_times = st.sampled_from(
     ["0000-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "2026-11-15T09:30:00", "soon", "", 'a"b\\']
@@ -139,6 +146,16 @@ usual_payloads = st.sampled_from(
         '{"error":null}',
         '["no object"]',
         "null",
+        '{"artifactRefs":["s3://a",{"uri":"s3://b","sizeBytes":3}]}',
+        '{"artifactRefs":[0.5,"é"],"artifacts":["x"],"error":{"code":"E","message":"m","retryable":false}}',
+        '{"artifactRefs":{"not":"a list"},"artifacts":[1]}',
+        '{"reason":"nothing to do"}',
+        '{"reason":"q\\"uote \u2028 é"}',
+        '{"reason":7,"engineRunRef":null}',
+        '{"engineRunRef":"w-1"}',
+        '{"engineRunRef":{"provider":"temporal","runId":"8f14","nested":{"b":1,"a":[2]}},"reason":"r"}',
+        '{"engineRunRef":{"\ufb33":1e21,"\U0001f600":0.5}}',
+        '{"engin\\u0065RunRef":[1,[2]]}',
     ]
 )
 odd_payloads = st.sampled_from(
@@ -148,6 +165,9 @@ odd_payloads = st.sampled_from(
         '{"artifacts":[1e999]}',
         '{"artifacts":["\\ud800"]}',
         '{"rows":"\\q"}',
+        '{"engineRunRef":"\\ud800"}',
+        '{"engineRunRef":99999999999999999999,"artifactRefs":[99999999999999999999]}',
+        '{"reason":"\\q"}',
         '{"artifacts":' + "[" * 2000 + "]" * 2000 + "}",
     ]
 )
@@ -195,13 +215,19 @@ def runs_of_events(draw: st.DrawFn, json_values: st.SearchStrategy[Any]) -> Run:
             seq = made.seq
         events.append(made)
     stream = draw(st.sampled_from(["r-1", "ré", 'r"1', "r\\", "r\n"]))
-    return Run(stream, events, not chaos)
+    return Run(stream, events, not chaos and not steps_after_failure(events))
+
+
+def steps_after_failure(events: list[Event]) -> bool:
+    """Whether a step goes on after its run has failed, which leaves the run to the plain fold."""
+    kinds = [event.type for event in events]
+    return "RunFailed" in kinds and any(kind.startswith("Step") for kind in kinds[kinds.index("RunFailed") :])
 
 
 @st.composite
 def odd_events(draw: st.DrawFn, made: Event, step: str | None, attempt: int, members: dict[str, Any]) -> Event:
     """Something else in place of the event: impossible, of contract v1, broken, or only strange."""
-    match draw(st.integers(0, 10)):
+    match draw(st.integers(0, 11)):
         case 0:
             return event(made.seq, draw(st.sampled_from(all_types)), step, attempt, **members)
         case 1:
@@ -223,6 +249,10 @@ def odd_events(draw: st.DrawFn, made: Event, step: str | None, attempt: int, mem
             return event(made.seq, made.type, step, draw(st.sampled_from([0, -1, 1.0, "1", 2**64])), **members)
         case 9:
             return v1(made.seq, made.type, step, attempt)
+        case 10:
+            return event(
+                made.seq, made.type, step, attempt, **members | {"engineRunRef": draw(st.sampled_from(["w", 1]))}
+            )
         case _:
             cut = draw(st.integers(0, len(made.line)))
             return as_stored(made, made.line[:cut] + draw(st.binary(max_size=2)) + made.line[cut + 1 :])
@@ -280,6 +310,38 @@ ordinary: dict[str, Moves] = {
     "cancelled_unstarted": [("RunQueued",), ("RunCancelled",)],
     "failed_with_an_error": [("RunStarted",), ("StepStarted", "a"), ("StepFailed", "a", 1, error), ("RunFailed",)],
     "failed_without_an_error": [("StepStarted", "a"), ("StepFailed", "a", 1)],
+    "failed_for_the_runs_own_error": [("RunStarted",), ("RunFailed", None, 1, error)],
+    "failed_without_a_word": [("RunStarted",), ("StepStarted", "a"), ("RunFailed",)],
+    "failed_in_several_steps": [
+        ("StepStarted", "a"),
+        ("StepStarted", "b"),
+        ("StepFailed", "b", 1, error),
+        ("StepFailed", "a", 1),
+        ("RunFailed", None, 1, '{"error":{"code":"RUN","message":"","retryable":false}}'),
+    ],
+    "failed_after_retries": [
+        ("StepStarted", "a"),
+        ("StepFailed", "a", 1, error),
+        ("StepStarted", "a", 2),
+        ("StepCompleted", "a", 2),
+        ("StepStarted", "b"),
+        ("StepFailed", "b", 1, error),
+        ("StepStarted", "b", 7),
+        ("StepFailed", "b", 7, '{"error":{"code":"LAST","message":"m","retryable":true},"artifactRefs":["log"]}'),
+        ("RunFailed", None, 1, '{"artifactRefs":["report"]}'),
+    ],
+    "skipped_with_reasons": [
+        ("StepSkipped", "a", 1, '{"reason":"not due"}'),
+        ("StepStarted", "a", 2),
+        ("StepSkipped", "b", 1, '{"reason":7}'),
+    ],
+    "started_by_an_engine": [("RunStarted", None, 1, '{"engineRunRef":{"workflowId":"w"}}'), ("RunCompleted",)],
+    "references_to_artifacts": [
+        ("StepStarted", "a"),
+        ("StepFailed", "a", 1, '{"artifactRefs":[{"uri":"s3://a"}],"artifacts":["x"]}'),
+        ("StepStarted", "a", 2),
+        ("StepCompleted", "a", 2, '{"artifactRefs":["é",0.5]}'),
+    ],
     "skipped": [("RunStarted",), ("StepSkipped", "a"), ("StepStarted", "b"), ("StepSkipped", "c", 2)],
     "artifacts": [
         ("StepStarted", "a"),

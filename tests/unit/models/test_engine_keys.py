@@ -29,6 +29,7 @@ fields: dict[str, Any] = {
     "plan_id": "nightly",
     "plan_version": "7",
 }
+fields_v1 = {name: value for name, value in fields.items() if name != "plan_id"} | {"logical_attempt_id": "1"}
 
 
 def key_of(vector: dict[str, Any]) -> str:
@@ -67,14 +68,46 @@ def test_a_separator_in_a_field_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["run_id", "step_id", "logical_attempt_id", "event_type", "plan_version"])
 def test_a_separator_in_a_field_is_refused_by_v1_too(name: str) -> None:
-    old = {n: v for n, v in fields.items() if n != "plan_id"} | {"logical_attempt_id": "1"}
     with pytest.raises(InvalidEvent, match=r"\|"):
-        idempotency_key_v1(**(old | {name: "a|b"}))
+        idempotency_key_v1(**(fields_v1 | {name: "a|b"}))
 
 
 def test_text_that_has_no_utf_8_is_refused() -> None:
     with pytest.raises(InvalidEvent):
         idempotency_key(**(fields | {"run_id": "\ud800"}))
+
+
+@pytest.mark.parametrize("event_type", ["StepStarted", "StepCompleted", "StepFailed", "StepSkipped"])
+@pytest.mark.parametrize("step", [None, ""])
+def test_a_step_event_without_a_step_id_has_no_key(event_type: str, step: str | None) -> None:
+    for helper, given_fields in ((idempotency_key, fields), (idempotency_key_v1, fields_v1)):
+        with pytest.raises(InvalidEvent, match=r"stepId.*step_id="):
+            helper(**(given_fields | {"event_type": event_type, "step_id": step}))
+
+
+def test_a_run_event_with_a_step_id_has_no_key() -> None:
+    for helper, given_fields in ((idempotency_key, fields), (idempotency_key_v1, fields_v1)):
+        with pytest.raises(InvalidEvent, match="stepId"):
+            helper(**(given_fields | {"event_type": "RunStarted"}))
+
+
+@pytest.mark.parametrize("attempt", [0, -1, True, False, 1.0, 1.5, "1", None, 10**15], ids=repr)
+def test_an_attempt_that_is_not_an_integer_from_1_has_no_key(attempt: Any) -> None:
+    with pytest.raises(InvalidEvent, match="logicalAttemptId"):
+        idempotency_key(**(fields | {"logical_attempt_id": attempt}))
+
+
+@pytest.mark.parametrize("attempt", ["0", "-1", "01", "1.0", " 1", "", "x", 1, True, None, "9" * 16], ids=repr)
+def test_an_attempt_of_v1_that_is_not_a_counter_from_1_has_no_key(attempt: Any) -> None:
+    with pytest.raises(InvalidEvent, match="logicalAttemptId"):
+        idempotency_key_v1(**(fields_v1 | {"logical_attempt_id": attempt}))
+
+
+@pytest.mark.parametrize("name", ["run_id", "step_id", "event_type", "plan_id", "plan_version"])
+@pytest.mark.parametrize("value", [5, b"a", ["a"], ""], ids=repr)
+def test_a_field_that_is_not_text_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(InvalidEvent):
+        idempotency_key(**(fields | {name: value}))
 
 
 @pytest.mark.parametrize("name", ["run_id", "step_id", "event_type", "plan_id", "plan_version"])

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runstate.errors import InvalidJson
-from runstate.models.engine import ENGINE, Attempt, RunSnapshot, Step, StepError
+from runstate.models.engine import ENGINE, Attempt, RootCause, RunSnapshot, Step, StepError
 
 Histories = st.SearchStrategy[list[bytes]]
 
@@ -90,6 +90,9 @@ def test_the_snapshot_has_exactly_the_members_of_the_contract() -> None:
         "lastEventSeq",
         "steps",
         "artifacts",
+        "artifactRefs",
+        "engineRunRef",
+        "rootCause",
         "startedAt",
         "completedAt",
         "totalDurationMs",
@@ -97,6 +100,7 @@ def test_the_snapshot_has_exactly_the_members_of_the_contract() -> None:
         "hash",
     }
     attempt = {"status", "logicalAttemptId", "engineAttemptId", "startedAt", "completedAt", "artifacts", "error"}
+    attempt |= {"artifactRefs", "skipReason"}
     assert set(members["steps"][0]) == attempt | {"stepId", "attempts"}
     assert set(members["steps"][0]["attempts"][0]) == attempt
 
@@ -113,6 +117,10 @@ def test_the_snapshot_has_exactly_the_members_of_the_contract() -> None:
         {"completed_at": "2026-11-15T09:30:00Z"},
         {"total_duration_ms": 0},
         {"inconsistent": True},
+        {"artifact_refs": [0]},
+        {"engine_run_ref": "w-1"},
+        {"root_cause": RootCause(StepError("E", "m", True))},
+        {"root_cause": RootCause(None, 1, "a")},
     ],
     ids=str,
 )
@@ -132,6 +140,8 @@ def test_every_member_of_an_attempt_is_in_the_hash() -> None:
         {"artifacts": [1]},
         {"error": StepError("E", "m", True)},
         {"error": StepError("E", "m", False)},
+        {"artifact_refs": [1]},
+        {"skip_reason": ""},
     ]
     attempts = [attempt, *(msgspec.structs.replace(attempt, **change) for change in changes)]
     hashes = {RunSnapshot("r-1", steps=[Step(2, 1, step_id="a", attempts=[old])]).hash for old in attempts}
@@ -148,23 +158,40 @@ def test_bytes_that_no_dump_wrote_are_refused(data: bytes) -> None:
 
 def test_the_golden_history_folds_into_the_golden_snapshot(golden: Path) -> None:
     state = ENGINE.fold(ENGINE.initial("r-2026-é"), golden_lines(golden))
-    assert ENGINE.dump(state) == (golden / "engine_snapshot.json").read_bytes()
+    assert ENGINE.dump(state) == (golden / "engine_snapshot_v2.json").read_bytes()
 
 
 def test_the_golden_history_evolves_into_the_golden_snapshot(golden: Path) -> None:
     state = ENGINE.initial("r-2026-é")
     for line in golden_lines(golden):
         state = ENGINE.evolve(state, ENGINE.decode(line))
-    assert ENGINE.dump(state) == (golden / "engine_snapshot.json").read_bytes()
+    assert ENGINE.dump(state) == (golden / "engine_snapshot_v2.json").read_bytes()
+
+
+def test_version_2_of_a_snapshot_says_all_that_version_1_said(golden: Path) -> None:
+    old = json.loads((golden / "engine_snapshot.json").read_bytes())
+    new = json.loads((golden / "engine_snapshot_v2.json").read_bytes())
+    assert _without(new, "artifactRefs", "engineRunRef", "rootCause", "skipReason", "hash") == _without(old, "hash")
+
+
+def _without(value: Any, *names: str) -> Any:
+    if isinstance(value, dict):
+        return {name: _without(member, *names) for name, member in value.items() if name not in names}
+    return [_without(item, *names) for item in value] if isinstance(value, list) else value
+
+
+def test_a_snapshot_of_version_1_can_still_be_loaded(golden: Path) -> None:
+    old = ENGINE.load((golden / "engine_snapshot.json").read_bytes())
+    assert (old.run_id, old.artifact_refs, old.engine_run_ref, old.root_cause) == ("r-2026-é", [], None, None)
 
 
 def test_the_golden_snapshot_is_dumped_as_it_was_loaded(golden: Path) -> None:
-    data = (golden / "engine_snapshot.json").read_bytes()
+    data = (golden / "engine_snapshot_v2.json").read_bytes()
     assert ENGINE.dump(ENGINE.load(data)) == data
 
 
 def test_the_golden_hash_can_be_checked_without_runstate(golden: Path) -> None:
-    members = as_doubles(json.loads((golden / "engine_snapshot.json").read_bytes()))
+    members = as_doubles(json.loads((golden / "engine_snapshot_v2.json").read_bytes()))
     found = members.pop("hash")
     assert hashlib.sha256(rfc8785.dumps(members)).hexdigest() == found
 

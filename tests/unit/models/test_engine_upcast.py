@@ -94,6 +94,29 @@ def test_a_stored_line_of_v1_is_upcast_when_it_is_decoded(line_v1: Callable[...,
     assert (type(record), record.run_seq, record.step_id, record.tenant_id) == (RunEventRecord, 3, "extract", "unknown")
 
 
+def test_a_line_that_was_stored_with_engine_attempt_0_is_still_read(
+    line: Callable[..., bytes], line_v1: Callable[..., bytes]
+) -> None:
+    for stored in (
+        line(1, engine_attempt_id=0),
+        line(1, engine_attempt_id=0, extra={"extra": 1}),
+        line_v1(1, engine_attempt_id="0"),
+    ):
+        assert ENGINE.decode(stored).engine_attempt_id == 0
+        assert decode_v1(stored).engine_attempt_id == "0"
+        state = ENGINE.fold(ENGINE.initial("r-1"), [stored])
+        assert (state.status, state.inconsistent) == ("RUNNING", False)
+
+
+def test_a_line_that_was_stored_with_engine_attempt_0_is_appended_to_another_log_as_1(
+    line: Callable[..., bytes], line_v1: Callable[..., bytes]
+) -> None:
+    for stored, attempt in ((line(1, engine_attempt_id=0), 1), (line_v1(1, engine_attempt_id="0"), "1")):
+        event = ENGINE.parse_stored(stored)
+        ENGINE.draft(event)
+        assert event.engine_attempt_id == attempt
+
+
 def test_both_contracts_fold_into_the_same_state(line: Callable[..., bytes], line_v1: Callable[..., bytes]) -> None:
     at = {"emitted_at": "2026-11-15T09:30:00Z"}
     new = [

@@ -67,7 +67,9 @@ def test_a_place_may_be_written_like_any_number(line: Callable[..., bytes]) -> N
     assert ENGINE.envelope(odd) == ENGINE.envelope(line(7))
 
 
-@pytest.mark.parametrize("given", [{"run_seq": 7}, {"persisted_at": at}])
+@pytest.mark.parametrize(
+    "given", [{"run_seq": 7}, {"run_seq": 0}, {"persisted_at": at}, {"run_seq": 0, "persisted_at": at}]
+)
 def test_what_a_caller_of_v1_sends_is_no_place(v1: Callable[..., Any], given: dict[str, Any]) -> None:
     sent = members_json(v1(**given))
     ENGINE.check_line(sent)

@@ -219,8 +219,8 @@ def test_a_value_that_json_cannot_carry_is_refused(celsius: Any, facts: Facts) -
         facts.model.draft(facts.measured(celsius, "k"))
 
 
-@pytest.mark.parametrize("stream", ["", "a/b", "..", "a\0"])
-def test_a_stream_that_could_escape_is_refused(stream: str, facts: Facts) -> None:
+@pytest.mark.parametrize("stream", ["", "a\0", "a\nb", "x" * 513])
+def test_a_stream_that_no_log_takes_is_refused(stream: str, facts: Facts) -> None:
     with pytest.raises(InvalidStream):
         facts.model.draft(msgspec.structs.replace(facts.measured(1, "k"), stream=stream))
 

@@ -235,6 +235,7 @@ def test_other_figures_read_well() -> None:
     assert [count(1234567), count(None)] == ["1,234,567", missing]
     assert [share(0), share(0.0004), share(0.0125), share(1), share(None)] == ["0%", "<0.1%", "1.2%", "100%", missing]
     assert [money(0), money(12), money(0.0125), money(0.00001)] == ["0.00", "12.00", "0.0125", "<0.0001"]
+    assert moment("2026-11-15t09:30:00.123z") == "2026-11-15 09:30:00 UTC"
     assert [moment("2026-11-15T09:30:00.123Z"), moment("soon"), moment("")] == [
         "2026-11-15 09:30:00 UTC",
         "soon",

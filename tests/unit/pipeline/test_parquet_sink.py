@@ -273,6 +273,7 @@ class FatalDisk(RealDisk):
     """The process dies before the n-th change of the disk."""
 
     def __init__(self, changes_left: int) -> None:
+        super().__init__()
         self.changes_left = changes_left
 
     def _change(self) -> None:

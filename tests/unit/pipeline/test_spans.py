@@ -178,6 +178,18 @@ def test_times_of_two_zones_are_compared_as_instants() -> None:
     assert elapsed_ms("2026-11-15T10:30:00+01:00", "2026-11-15T09:30:00.250Z") == 250.0
 
 
+@pytest.mark.parametrize(
+    ("start", "end", "milliseconds"),
+    [
+        ("2026-11-15t09:30:00z", "2026-11-15T09:30:00.250Z", 250.0),
+        ("2026-11-15T09:30:00.000000500Z", "2026-11-15T09:30:00.001000500Z", 1.0),
+        ("2026-11-15T09:30:00.123456789Z", "2026-11-15T09:30:00.123456790Z", 1e-06),
+    ],
+)
+def test_every_form_of_rfc_3339_is_measured(start: str, end: str, milliseconds: float) -> None:
+    assert elapsed_ms(start, end) == milliseconds
+
+
 def test_the_columns_are_the_fields_of_a_span() -> None:
     assert [name for name, _ in span_fields] == list(Span.__struct_fields__)
     types = {"string": str, "int64": int, "double": float}

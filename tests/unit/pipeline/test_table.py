@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runstate.errors import LogBusy, LogFailed, LogNotFound, LogTooNew, NotALog
+from runstate.errors import LogBusy, LogNotFound, LogTooNew, NotALog
 from runstate.pipeline import event_table, sorted_files
 from runstate.pipeline.event_table import windows
 from runstate.pipeline.shards import Shard
@@ -216,7 +216,7 @@ def test_what_is_no_table_is_told_apart(tmp_path: Path) -> None:
 
 def test_a_target_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(LogFailed, match="choose another target"):
+    with pytest.raises(NotALog, match="Choose an empty or new directory"):
         new_table(tmp_path / "file" / "t")
 
 

@@ -16,20 +16,28 @@ from runstate.models.model import Draft
 
 bad_streams = {
     "empty": "",
+    "nul": "a\0b",
+    "newline": "a\nb",
+    "control": "a\x1bb",
+    "delete": "a\x7fb",
+    "surrogate": "a\ud800b",
+    "long": "x" * 513,
+    "long-in-bytes": "ü" * 257,
+}
+"""Every log refuses these."""
+
+path_like_streams = {
     "dot": ".",
     "dots": "..",
     "escape": "../../x",
     "slash": "a/b",
     "absolute": "/etc/passwd",
     "backslash": "a\\b",
-    "nul": "a\0b",
-    "newline": "a\nb",
-    "control": "a\x1bb",
-    "delete": "a\x7fb",
-    "surrogate": "a\ud800b",
-    "long": "x" * 300,
+    "long": "x" * 512,
     "long-in-bytes": "ü" * 150,
 }
+"""A log that names files by its streams refuses these; any other log keeps them as they are."""
+
 _no_blob = BlobRef(f"sha256:{'0' * 64}")
 
 unwritable = Draft(
@@ -96,6 +104,19 @@ class RefusalClaims(LogKit):
                 log.append(stream, notes("x", "y"))
         assert [info.stream for info in log.streams()] == ["s"]
         assert list(log.verify()) == []
+
+    @pytest.mark.parametrize("stream", path_like_streams.values(), ids=path_like_streams)
+    def test_an_id_like_a_path_is_kept_as_it_is_or_refused_by_every_call(self, log: EventLog, stream: str) -> None:
+        if answer(lambda: log.append(stream, notes("a"))) is None:
+            assert [record.stream for record in log.read(stream)] == [info.stream for info in log.streams()] == [stream]
+            assert log.find(stream, "a") is not None
+            assert list(log.verify()) == []
+            return
+        declared = [call for call in calls if call.capability is None or call.capability in log.capabilities]
+        assert {call.name: answer(partial(call.run, log, stream)) for call in declared} == {
+            call.name: InvalidStream for call in declared
+        }
+        assert log.streams() == []
 
     def test_a_draft_that_cannot_be_written_leaves_nothing_behind(self, log: EventLog) -> None:
         log.append("s", notes("a"))

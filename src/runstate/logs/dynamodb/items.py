@@ -16,6 +16,7 @@ import msgspec
 from runstate.errors import EventTooLarge, LogDamaged
 from runstate.logs.dynamodb.table import Item, Key
 from runstate.logs.log import Record
+from runstate.models.model import stream_bytes_max
 
 page_bytes_max = 390_000
 """What one item holds of events, a snapshot or a blob. DynamoDB takes 409,600 bytes, with everything around it."""
@@ -24,8 +25,8 @@ append_bytes_max = 4_000_000
 marks_shards = 4
 """Over how many partitions the marks of fresh events are spread. Part of the format."""
 
-last_text = "\U0010ffff" * 60
-"""Behind every stream id: they have at most 200 bytes."""
+last_text = "\U0010ffff" * (stream_bytes_max // 4 + 1)
+"""Sorts after every stream id. A sort key has at most 1024 bytes, a partition key 2048."""
 directory = "streams"
 blobs = "blobs"
 garbage = "garbage"

@@ -16,6 +16,7 @@ from runstate.logs.target_directory import remove_own
 EVENTS = "events.ndjson"
 PENDING = "events.pending"
 INDEX = "index.json"
+ORCHESTRATOR_LOCK = ".orchestrator.lock"
 _file = r"(events\.ndjson|index\.json|snapshot(\.[^/]+)?\.json)"
 own_files = re.compile(rf"{_file}({TEMP})?|events\.pending|\.orchestrator\.lock")
 """The files of a run's directory that an archive need not keep: the log's, and the orchestrator's lock."""

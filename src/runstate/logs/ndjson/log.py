@@ -34,14 +34,14 @@ from runstate.logs.log import (
     check_limit,
     refuse,
 )
-from runstate.logs.ndjson.files import EVENTS, RunFiles, guessed, own_files, run_files
+from runstate.logs.ndjson.files import EVENTS, ORCHESTRATOR_LOCK, RunFiles, guessed, own_files, run_files
 from runstate.logs.ndjson.index import find_snapshot, read_index
 from runstate.logs.ndjson.reading import Mark, View, extent, read_head
 from runstate.logs.ndjson.recovery import Held, repair
 from runstate.logs.ndjson.run import Gone, Job, Run
 from runstate.logs.ndjson.verify import verify_run
 from runstate.logs.tombstones import Sweeper, bury
-from runstate.models.model import Draft, check_stream
+from runstate.models.model import Draft, check_file_stream
 
 writers_max = 128
 """Runs that are open for writing at once; beyond it, the one that was used longest ago is let go of."""
@@ -86,7 +86,7 @@ class NdjsonLog(Handle):
     # --- events --------------------------------------------------------------------------------------------
 
     def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
-        check_stream(stream)
+        check_file_stream(stream)
         self._check_open()
         while drafts:
             job = Job(drafts, expected_seq)
@@ -96,7 +96,7 @@ class NdjsonLog(Handle):
         return []
 
     def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
-        check_stream(stream)
+        check_file_stream(stream)
         self._check_open()
         check_records(stream, records)
         if not records:
@@ -105,14 +105,14 @@ class NdjsonLog(Handle):
             return run.adopt(records, model)
 
     def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
-        check_stream(stream)
+        check_file_stream(stream)
         check_limit(limit)
         after = max(0, min(after_seq, _seq_max))
         with self._view(stream, after) as view:
             return [] if view is None else list(view.records(after, limit))
 
     def lines(self, stream: str, *, after_seq: int = 0, until_seq: int | None = None) -> Iterator[bytes]:
-        check_stream(stream)
+        check_file_stream(stream)
         return chain.from_iterable(self._bodies(stream, max(0, min(after_seq, _seq_max)), until_seq))
 
     def _bodies(self, stream: str, after_seq: int, until_seq: int | None) -> Iterator[Sequence[bytes]]:
@@ -121,7 +121,7 @@ class NdjsonLog(Handle):
                 yield from view.bodies(after_seq, until_seq)
 
     def find(self, stream: str, key: str) -> Record | None:
-        check_stream(stream)
+        check_file_stream(stream)
         held = self._held(stream)
         if held is not None:
             seq = held.keys.get(key)
@@ -141,7 +141,7 @@ class NdjsonLog(Handle):
         return list(islice(found, limit))
 
     def stream(self, stream: str) -> StreamInfo | None:
-        check_stream(stream)
+        check_file_stream(stream)
         held = self._held(stream)
         if held is not None:
             self._check_open()
@@ -158,12 +158,12 @@ class NdjsonLog(Handle):
     # --- snapshots -----------------------------------------------------------------------------------------
 
     def load_snapshot(self, stream: str, model: str) -> StoredSnapshot | None:
-        check_stream(stream)
+        check_file_stream(stream)
         with self._view(stream) as view:
             return None if view is None else find_snapshot(self._disk, self._files(stream), view.file, model)
 
     def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
-        check_stream(stream)
+        check_file_stream(stream)
         self._check_exists(stream)
         with self._turn(stream) as run, self._view(stream, snapshot.seq) as view:
             if view is None:
@@ -177,7 +177,7 @@ class NdjsonLog(Handle):
     # --- the whole stream ----------------------------------------------------------------------------------
 
     def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
-        check_stream(stream)
+        check_file_stream(stream)
         self._check_exists(stream)
         with translated():
             self._sweeper.sweep()
@@ -195,12 +195,12 @@ class NdjsonLog(Handle):
 
     def files_beside(self, stream: str) -> list[str]:
         """Artifacts, and what others put into the run's directory. Deleting the run deletes them too."""
-        check_stream(stream)
+        check_file_stream(stream)
         return files_beside(self._disk, self._files(stream).home, own_files)
 
     def verify(self, stream: str | None = None) -> Iterator[Finding]:
         if stream is not None:
-            check_stream(stream)
+            check_file_stream(stream)
         self._check_open()
         for name in self._names("") if stream is None else [stream]:
             # The index first: of two looks at a run that is being written, the later one may show more.
@@ -215,7 +215,7 @@ class NdjsonLog(Handle):
             yield from self._blobs.verify()
 
     def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
-        check_stream(stream)
+        check_file_stream(stream)
         self._check_exists(stream)
         if dry_run:
             with translated():
@@ -254,7 +254,8 @@ class NdjsonLog(Handle):
     # --- how -----------------------------------------------------------------------------------------------
 
     def _has_runs(self, names: list[str]) -> bool:
-        return any(self._disk.exists(self.root / name / EVENTS) for name in names)
+        # An orchestrator that was killed before the first event has left its lock alone.
+        return any(self._disk.exists(self.root / name / each) for name in names for each in (EVENTS, ORCHESTRATOR_LOCK))
 
     def _files(self, stream: str) -> RunFiles:
         return run_files(self.root, stream)

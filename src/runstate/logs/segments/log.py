@@ -44,7 +44,7 @@ from runstate.logs.segments.session import Session
 from runstate.logs.segments.snapshots import Kept, read_snapshot, write_snapshot
 from runstate.logs.segments.verify import examine, verify_session
 from runstate.logs.tombstones import Sweeper, bury
-from runstate.models.model import Draft, check_stream
+from runstate.models.model import Draft, check_file_stream
 
 sessions_max = 128
 """Sessions that are kept in mind at once; beyond it, the one that was used longest ago is forgotten."""
@@ -101,7 +101,7 @@ class SegmentsLog(Handle):
     # --- events --------------------------------------------------------------------------------------------
 
     def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
-        check_stream(stream)
+        check_file_stream(stream)
         self._check_open()
         if not drafts:
             return []
@@ -111,7 +111,7 @@ class SegmentsLog(Handle):
         return results
 
     def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
-        check_stream(stream)
+        check_file_stream(stream)
         self._check_open()
         check_records(stream, records)
         if not records:
@@ -128,7 +128,7 @@ class SegmentsLog(Handle):
             return list(reader.records(max(0, min(after_seq, _seq_max)), min(limit, _seq_max)))
 
     def lines(self, stream: str, *, after_seq: int = 0, until_seq: int | None = None) -> Iterator[bytes]:
-        check_stream(stream)
+        check_file_stream(stream)
         return chain.from_iterable(self._bodies(stream, max(0, min(after_seq, _seq_max)), until_seq))
 
     def _bodies(self, stream: str, after_seq: int, until_seq: int | None) -> Iterator[Sequence[bytes]]:
@@ -179,7 +179,7 @@ class SegmentsLog(Handle):
             return found.snapshot if found is not None and found.is_of(reader) else None
 
     def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
-        check_stream(stream)
+        check_file_stream(stream)
         self._check_open()
         with self._turn(stream) as session, session.locked():
             known = session.reader.manifest
@@ -198,7 +198,7 @@ class SegmentsLog(Handle):
     # --- the whole stream ----------------------------------------------------------------------------------
 
     def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
-        check_stream(stream)
+        check_file_stream(stream)
         self._check_open()
         with translated():
             self._sweeper.sweep()
@@ -210,12 +210,12 @@ class SegmentsLog(Handle):
             bury(self._disk, session.files.home, session.files.lock)
 
     def files_beside(self, stream: str) -> list[str]:
-        check_stream(stream)
+        check_file_stream(stream)
         return files_beside(self._disk, SessionFiles(stream, self.root).home, own_files)
 
     def verify(self, stream: str | None = None) -> Iterator[Finding]:
         if stream is not None:
-            check_stream(stream)
+            check_file_stream(stream)
         self._check_open()
         for name in self._names("") if stream is None else [stream]:
             with translated():
@@ -229,7 +229,7 @@ class SegmentsLog(Handle):
             yield from self._holds.blobs.verify()
 
     def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
-        check_stream(stream)
+        check_file_stream(stream)
         self._check_open()
         files = SessionFiles(stream, self.root)
         with translated():
@@ -256,7 +256,7 @@ class SegmentsLog(Handle):
             LogDamaged: it is damaged; nothing was touched.
             LogFull, LogFailed, AppendOutcomeUnknown: every event is where it was, or in a merged segment.
         """
-        check_stream(stream)
+        check_file_stream(stream)
         self._check_open()
         with self._turn(stream) as session, session.locked():
             self._check_exists(session)
@@ -324,7 +324,7 @@ class SegmentsLog(Handle):
         return self._known(stream).reader
 
     def _known(self, stream: str) -> Session:
-        check_stream(stream)
+        check_file_stream(stream)
         self._check_open()
         with self._gate:
             return self._session(stream)

@@ -5,6 +5,7 @@ Migrations run in one transaction under the write lock, so two processes may ope
 
 from __future__ import annotations
 
+import re
 import sqlite3
 
 from runstate.errors import LogTooNew, NotALog
@@ -73,6 +74,8 @@ ALTER TABLE streams ADD COLUMN model TEXT NOT NULL DEFAULT '';
 migrations = [_version_1, _version_2]
 """The n-th turns version n into version n + 1. Published ones are never edited."""
 
+own_tables = {"schema_version", *re.findall(r"CREATE TABLE (\w+)", "".join(migrations))}
+
 
 def prepare(connection: sqlite3.Connection) -> None:
     """Bring the file to the newest version; make the tables in a new one.
@@ -118,7 +121,13 @@ def read_unmigrated(connection: sqlite3.Connection) -> None:
 
 def _version(connection: sqlite3.Connection) -> int:
     """The file's version: 0 for a new one, whose version table is then made."""
-    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    kinds = dict(
+        connection.execute("SELECT lower(name), type FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
+    )
+    tables = {name for name, kind in kinds.items() if kind == "table"}
+    if replaced := sorted(own_tables & kinds.keys() - tables):
+        # A view is a query that the author of the file chose, and may never end.
+        raise NotALog(f"In the file, {replaced[0]!r} is a view and not the table of a log; it was left untouched")
     if "schema_version" in tables and _is_ours(connection):
         (version,) = connection.execute("SELECT coalesce(max(version), 0) FROM schema_version").fetchone()
         if version > len(migrations):

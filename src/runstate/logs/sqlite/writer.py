@@ -234,7 +234,7 @@ class Writer:
 def translate(error: sqlite3.Error) -> RunstateError:
     """SQLite's errors in our words. Only reads, and writes that were rolled back, come here."""
     code = primary_code(error)
-    if code == sqlite3.SQLITE_BUSY:
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_PROTOCOL):
         return LogBusy(f"Another process holds the log ({error}); try again")
     if code == sqlite3.SQLITE_FULL:
         return LogFull()

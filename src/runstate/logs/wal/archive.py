@@ -17,7 +17,7 @@ from runstate.errors import LogDamaged
 from runstate.logs.directories import names_in
 from runstate.logs.disk import Disk, replace_durably
 from runstate.logs.log import Finding
-from runstate.logs.wal.compression import compressed, decompressed
+from runstate.logs.wal.compression import compressed, decompressed, gunzipped
 from runstate.logs.wal.files import SEGMENT, StreamFiles
 from runstate.models.canonical import digest
 
@@ -62,19 +62,30 @@ def segment_lines(disk: Disk, stream: str, segment: Segment) -> list[bytes]:
     """
     data = disk.read(segment.path)
     if digest(data) != segment.digest:
-        raise LogDamaged(
-            f"{segment.path.name} is not what was archived (stream {stream!r}, events {segment.first_seq} to "
-            f"{segment.last_seq}). What is before and behind it is intact; restore it from a backup",
-            stream=stream,
-            seq=segment.first_seq,
-            reason="archive.digest_mismatch",
-            path=str(segment.path),
-        )
-    return unpack(data, segment.path).split(b"\n")[:-1]
+        raise _not_as_archived(stream, segment)
+    try:
+        return unpack(data, segment.path).split(b"\n")[:-1]
+    except ValueError as error:
+        raise _not_as_archived(stream, segment) from error
+
+
+def _not_as_archived(stream: str, segment: Segment) -> LogDamaged:
+    return LogDamaged(
+        f"{segment.path.name} is not what was archived (stream {stream!r}, events {segment.first_seq} to "
+        f"{segment.last_seq}). What is before and behind it is intact; restore it from a backup",
+        stream=stream,
+        seq=segment.first_seq,
+        reason="archive.digest_mismatch",
+        path=str(segment.path),
+    )
 
 
 def unpack(data: bytes, path: PurePath) -> bytes:
-    return decompressed(data) if path.suffix == ".zst" else gzip.decompress(data)
+    """
+    Raises:
+        ValueError: the bytes are not what was packed.
+    """
+    return decompressed(data) if path.suffix == ".zst" else gunzipped(data)
 
 
 def write_segment(disk: Disk, files: StreamFiles, first_seq: int, last_seq: int, lines: bytes, *, zstd: bool) -> None:

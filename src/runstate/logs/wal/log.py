@@ -53,7 +53,7 @@ from runstate.logs.wal.tickets import Ticket
 from runstate.logs.wal.verify import verify_stream
 from runstate.logs.wal.writer import Writer
 from runstate.logs.wal.writers import OpenedWal, Writers
-from runstate.models.model import Draft, check_stream
+from runstate.models.model import Draft, check_file_stream
 
 _seq_max = 2**63 - 1
 
@@ -89,7 +89,7 @@ class WalLog(Handle):
     def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
         self._check_open()
         if not drafts:
-            check_stream(stream)
+            check_file_stream(stream)
             return []
         return self._writers.on(stream, Writer.append, drafts, expected_seq)
 
@@ -118,7 +118,7 @@ class WalLog(Handle):
                 writer.flush()
 
     def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
-        check_stream(stream)
+        check_file_stream(stream)
         self._check_open()
         check_records(stream, records)
         if not records:
@@ -148,14 +148,14 @@ class WalLog(Handle):
     # --- reading -------------------------------------------------------------------------------------------
 
     def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
-        check_stream(stream)
+        check_file_stream(stream)
         check_limit(limit)
         after = max(0, min(after_seq, _seq_max))
         with self._view(stream) as view:
             return [] if view is None else list(view.records(after, limit))
 
     def lines(self, stream: str, *, after_seq: int = 0, until_seq: int | None = None) -> Iterator[bytes]:
-        check_stream(stream)
+        check_file_stream(stream)
         return chain.from_iterable(self._bodies(stream, max(0, min(after_seq, _seq_max)), until_seq))
 
     def _bodies(self, stream: str, after_seq: int, until_seq: int | None) -> Iterator[Sequence[bytes]]:
@@ -165,13 +165,13 @@ class WalLog(Handle):
 
     def reader(self, stream: str, *, processed_seq: int = 0) -> WalReader:
         """A reader that begins behind `processed_seq`, as a snapshot tells it, and goes on behind corrupt lines."""
-        check_stream(stream)
+        check_file_stream(stream)
         self._check_open()
         return WalReader(stream, processed_seq, partial(self._opened, stream), partial(self._writers.end_of, stream))
 
     def find(self, stream: str, key: str) -> Record | None:
         """The event that a key stands for, or None: also where the event was removed by a checkpoint."""
-        check_stream(stream)
+        check_file_stream(stream)
         with self._view(stream) as view, suppress(Truncated):
             if view is None:
                 return None
@@ -185,7 +185,7 @@ class WalLog(Handle):
     def known(self, stream: str, key: str) -> int | None:
         """The seq that an append of this key is answered with: its event is buffered, stored, or was removed by a
         checkpoint not long ago. None: it would be a new event."""
-        check_stream(stream)
+        check_file_stream(stream)
         self._check_open()
         with self._writers.writing(stream) as writer:
             return writer.known(key)
@@ -200,7 +200,7 @@ class WalLog(Handle):
         return list(islice(found, limit))
 
     def stream(self, stream: str) -> StreamInfo | None:
-        check_stream(stream)
+        check_file_stream(stream)
         self._check_open()
         writer = self._writers.get(stream)
         if writer is not None and (held := writer.held) is not None:
@@ -226,7 +226,7 @@ class WalLog(Handle):
         Raises:
             SnapshotTooNew: a newer Runstate wrote it; it was left untouched.
         """
-        check_stream(stream)
+        check_file_stream(stream)
         self._check_open()
         with translated():
             try:
@@ -241,7 +241,7 @@ class WalLog(Handle):
                 return None
 
     def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
-        check_stream(stream)
+        check_file_stream(stream)
         self._check_exists(stream)
         with self._writers.keeping(stream) as writer:
             if is_newer(writer, snapshot, self.recoveries):
@@ -259,7 +259,7 @@ class WalLog(Handle):
             LogFull, LogFailed, LogDamaged: nothing that is needed was removed; writers go on.
             SnapshotTooNew: a newer Runstate, or a newer version of the model, wrote the one that is kept.
         """
-        check_stream(stream)
+        check_file_stream(stream)
         self._check_exists(stream)
         with self._writers.keeping(stream) as writer:
             if is_newer(writer, snapshot, self.recoveries, is_last=True):
@@ -273,7 +273,7 @@ class WalLog(Handle):
         Raises:
             LogBusy: another writer holds it.
         """
-        check_stream(stream)
+        check_file_stream(stream)
         self._check_open()
         before = len(self.recoveries)
         with self._writers.keeping(stream) as writer:
@@ -281,7 +281,7 @@ class WalLog(Handle):
         return self.recoveries[before:]
 
     def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
-        check_stream(stream)
+        check_file_stream(stream)
         self._check_exists(stream)
         with translated():
             self._sweeper.sweep()
@@ -294,12 +294,12 @@ class WalLog(Handle):
             writer.closed = True
 
     def files_beside(self, stream: str) -> list[str]:
-        check_stream(stream)
+        check_file_stream(stream)
         return files_beside(self._disk, self._files(stream).home, own_files)
 
     def verify(self, stream: str | None = None) -> Iterator[Finding]:
         if stream is not None:
-            check_stream(stream)
+            check_file_stream(stream)
         self._check_open()
         for name in self._names("") if stream is None else [stream]:
             with translated():
@@ -314,7 +314,7 @@ class WalLog(Handle):
             yield from self._blobs.verify()
 
     def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
-        check_stream(stream)
+        check_file_stream(stream)
         self._check_exists(stream)
         if dry_run:
             return list(self.verify(stream))

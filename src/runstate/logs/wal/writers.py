@@ -17,7 +17,7 @@ from runstate.logs.wal.files import StreamFiles
 from runstate.logs.wal.options import WalOptions
 from runstate.logs.wal.reading import extent
 from runstate.logs.wal.writer import Gone, Writer
-from runstate.models.model import Draft, check_stream
+from runstate.models.model import Draft, check_file_stream
 
 T = TypeVar("T")
 Act = Callable[[Writer, Sequence[Draft], int | None], T]
@@ -74,7 +74,7 @@ class Writers:
             writer = self._open.get(stream)
             try:
                 if writer is None or writer.held is None:
-                    check_stream(stream)
+                    check_file_stream(stream)
                     with self.writing(stream) as writer:
                         return act(writer, drafts, expected_seq)
                 return act(writer, drafts, expected_seq)

@@ -11,7 +11,7 @@ import msgspec
 from runstate.errors import InvalidEvent
 from runstate.models.canonical import canonical, check_value, integer_max, parse
 from runstate.models.daemon.events import DaemonEvent, event_types, tag_of
-from runstate.models.model import check_stream, stable_uuid
+from runstate.models.model import check_file_stream, stable_uuid
 
 
 def from_line(line: bytes) -> DaemonEvent:
@@ -48,6 +48,8 @@ def check(event: DaemonEvent) -> None:
         InvalidEvent: naming the member and the rule.
         InvalidStream, InvalidJson: the daemon's name is no stream's, or a member cannot be written as JSON.
     """
+    if type(event) not in event_types:
+        raise InvalidEvent(f"{type(event).__name__} is not an event of a daemon")
     members = {name: getattr(event, name) for name in event.__struct_fields__}
     check_value(members)
     try:
@@ -55,7 +57,7 @@ def check(event: DaemonEvent) -> None:
         msgspec.convert(members | {"type": tag_of(event)}, type(event))
     except msgspec.ValidationError as error:
         raise InvalidEvent(f"{tag_of(event)}: {error}") from error
-    check_stream(event.daemon)
+    check_file_stream(event.daemon)
     if event.event_id and not _id_pattern.fullmatch(event.event_id):
         raise InvalidEvent(f"event_id must be 1 to 128 printable characters, got {event.event_id[:80]!r}")
     for name in ("worker_name", "queue_name"):

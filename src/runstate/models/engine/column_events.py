@@ -6,21 +6,14 @@ plain fold, which knows what an impossible event does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from runstate.errors import InvalidJson
-from runstate.models.canonical import embed, integer_max
-
-# The plain fold's own functions, not copies of them: what they make of an event must be the same both ways.
-from runstate.models.engine.evolve import _artifacts, _error, run_transitions, step_transitions, terminal_states
-from runstate.models.engine.state import RunSnapshot, StepError
+from runstate.models.engine.evolve import run_transitions, step_transitions, terminal_states
+from runstate.models.engine.state import RunSnapshot
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -28,12 +21,13 @@ Bools = NDArray[np.bool_]
 kinds = [*step_transitions, *run_transitions]
 """The types that change a state, each by its number; `len(kinds)` is any other type."""
 step_kinds = len(step_transitions)
-failed = kinds.index("StepFailed")
+failed, skipped = kinds.index("StepFailed"), kinds.index("StepSkipped")
+run_started, run_failed = kinds.index("RunStarted"), kinds.index("RunFailed")
 closing = frozenset(
     [kind for kind, (_, after) in step_transitions.items() if after != "RUNNING"]
     + [kind for kind, pairs in run_transitions.items() if terminal_states & set(pairs.values())]
 )
-"""The types whose payload the fold looks at."""
+"""The types that end a run or an attempt. The fold looks at their payloads, and at that of `RunStarted`."""
 closes: Bools = np.array([kind in closing for kind in kinds] + [False])
 
 
@@ -170,70 +164,6 @@ def _sorted_by(major: Ints, minor: Ints) -> Ints:
     packed = (major << bits) | minor
     packed.sort()
     return packed & ((1 << bits) - 1)
-
-
-# --- payloads --------------------------------------------------------------------------------------------
-
-encoder = msgspec.json.Encoder(order="sorted")
-
-_Integer = Annotated[int, msgspec.Meta(ge=-integer_max, le=integer_max)]
-_Scalar = str | bool | None | _Integer
-_Item = str | bool | None | _Integer | dict[str, _Scalar | list[_Scalar] | dict[str, _Scalar]]
-
-
-class _Told(msgspec.Struct, gc=False):
-    """What most payloads say: artifacts that msgspec writes canonically, and an error of the usual shape."""
-
-    artifacts: list[_Item] = []
-    error: StepError | None = None
-
-
-_Said = tuple[bytes, bytes | None]
-"""A payload's artifacts, without their brackets, and its error, as a snapshot has them."""
-_told_decoder = msgspec.json.Decoder(_Told)
-
-
-def _said_together(texts: list[str]) -> list[_Said] | None:
-    """What payloads say that are all of the usual kind; None where one is not."""
-    joined = "\n".join(texts)
-    # A backslash may hide a name beyond ASCII, which msgspec would sort in another way.
-    if not joined.isascii() or "\\" in joined:
-        return None
-    try:
-        told = _told_decoder.decode_lines(joined)
-    except (ValueError, RecursionError):
-        return None
-    # No line break stands inside of encoded JSON: these are the places between two lists, and no others.
-    items = encoder.encode_lines([one.artifacts for one in told])[1:-2].split(b"]\n[")
-    errors = [None if one.error is None else encoder.encode(one.error) for one in told]
-    return list(zip(items, errors, strict=True)) if len(told) == len(texts) else None
-
-
-def _said(text: str) -> _Said | None:
-    """What any payload says; None where the plain fold could not write it down either."""
-    try:
-        decoded = msgspec.json.decode(text)
-        payload: dict[str, Any] = decoded if isinstance(decoded, dict) else {}
-        error = _error(payload)
-        return encoder.encode(embed(_artifacts(payload)))[1:-1], None if error is None else encoder.encode(error)
-    except (InvalidJson, ValueError, RecursionError):
-        return None
-
-
-def all_said(texts: list[str]) -> Iterator[_Said | None]:
-    """What each payload says, as a snapshot has it; None where the plain fold could not write it down either."""
-    for begin in range(0, len(texts), _chunk):
-        chunk = texts[begin : begin + _chunk]
-        if together := _said_together(chunk):
-            yield from together
-        else:
-            for text in chunk:
-                alone = _said_together([text])
-                yield alone[0] if alone else _said(text)
-
-
-_chunk = 100
-"""Payloads read at once. Three times faster than one by one, which a single unusual one among them takes."""
 
 
 # --- reading columns -------------------------------------------------------------------------------------

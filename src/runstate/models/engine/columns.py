@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import UNSET
 
 from runstate.models.canonical import integer_max
@@ -24,26 +23,31 @@ from runstate.models.engine.column_events import (
     Bools,
     Events,
     Ints,
-    all_said,
     attempts_in,
     closes,
     closing,
-    encoder,
     failed,
     kinds,
     read,
     refuse_impossible_run_events,
+    run_failed,
+    run_started,
     step_kinds,
 )
+from runstate.models.engine.column_payloads import encoder
+from runstate.models.engine.column_texts import Texts, between
 from runstate.models.engine.events import attempt_max
 
 # The plain fold's own functions, not copies of them: what they make of an event must be the same both ways.
 from runstate.models.engine.evolve import (
     RunFact,
+    _artifact_refs,
     _artifacts,
     _elapsed_ms,
     _error,
     _payload,
+    _skip_reason,
+    may_hold_ref,
     run_transitions,
     step_transitions,
 )
@@ -100,7 +104,7 @@ class EngineColumns:
         events = read(batch, np.asarray(starts, np.int64), len(streams))
         refuse_impossible_run_events(events)
         found = attempts_in(events)
-        return _snapshots(streams, events, found, _Texts(events))
+        return _snapshots(streams, events, found, Texts(events))
 
 
 # --- out of the lines ------------------------------------------------------------------------------------
@@ -120,7 +124,7 @@ def _read(
     """What the plain fold would read of each line, and their payloads."""
     try:
         facts = list(map(_decode_fact, lines))
-        _check_numbers(facts)
+        _check_usual(facts)
         return facts, payloads_of(facts)
     except (ValueError, RecursionError):  # Whatever msgspec raises is a ValueError.
         if len(lines) == 1:
@@ -132,7 +136,9 @@ def _read(
         return facts + more_facts, payloads + more_payloads
 
 
-def _check_numbers(facts: Sequence[RunFact]) -> None:
+def _check_usual(facts: Sequence[RunFact]) -> None:
+    if not all(fact.engine_run_ref is UNSET for fact in facts):
+        raise ValueError("an engine's reference outside of a payload")
     for numbers, most in (
         ([fact.logical_attempt_id for fact in facts], attempt_max),
         ([fact.engine_attempt_id for fact in facts], attempt_max),
@@ -159,7 +165,7 @@ def _or_null(attempts: Ints) -> pa.Array:
 
 def _closings(facts: Sequence[RunFact]) -> _Payloads:
     """The payloads' texts of the events whose payloads the fold looks at."""
-    found = [bytes(fact.payload) if fact.payload and fact.event_type in closing else None for fact in facts]
+    found = [bytes(fact.payload) if fact.payload and _is_looked_at(fact) else None for fact in facts]
     texts = [text for text in found if text is not None]
     # All of them are decoded, as the plain fold does: one that cannot be read must not go by unseen.
     if len(_anything.decode_lines(b"\n".join(texts))) != len(texts):
@@ -167,100 +173,59 @@ def _closings(facts: Sequence[RunFact]) -> _Payloads:
     return found
 
 
+def _is_looked_at(fact: RunFact) -> bool:
+    return fact.event_type in closing or (fact.event_type == "RunStarted" and may_hold_ref(fact.payload))
+
+
 def _tellings(facts: Sequence[RunFact]) -> _Payloads:
-    return [_telling(fact) if fact.payload and fact.event_type in closing else None for fact in facts]
+    return [_telling(fact) if fact.payload and _is_looked_at(fact) else None for fact in facts]
 
 
 def _telling(fact: RunFact) -> str | None:
-    """The payload's text, if the fold would find artifacts or an error in it."""
+    """The payload's text, if the fold would find something in it."""
     payload = _payload(fact)  # All of it, for the same reason.
-    if not _artifacts(payload) and (fact.event_type != "StepFailed" or _error(payload) is None):
-        return None
-    return bytes(fact.payload).decode()  # type: ignore[arg-type]
+    if fact.event_type == "RunStarted":
+        tells = payload.get("engineRunRef") is not None
+    elif _artifacts(payload) or _artifact_refs(payload):
+        tells = True
+    elif fact.event_type == "StepSkipped":
+        tells = _skip_reason(payload) is not None
+    else:
+        tells = fact.event_type in ("StepFailed", "RunFailed") and _error(payload) is not None
+    return bytes(fact.payload).decode() if tells else None  # type: ignore[arg-type]
 
 
 # --- into the bytes --------------------------------------------------------------------------------------
 
 
-class _Texts:
-    """Numbered pieces of JSON: the events' times, the ids of their steps, and what is added.
+def _run_items(events: Events, texts: Texts, numbers: Ints) -> tuple[memoryview, list[int]]:
+    """The items of all streams, each event's with a comma before them, and where each stream's begin.
 
-    Each is in here once. The steps of all snapshots are then written down by one gather of pieces, by number.
+    `numbers` are those of the events' artifacts, or of their references to artifacts.
     """
-
-    def __init__(self, events: Events) -> None:
-        self._times = events.time.cast(pa.large_binary())
-        self._step_ids = pc.binary_join_element_wise(events.step_ids, '"}', "").cast(pa.large_binary())
-        self.step_base = len(self._times)
-        self._base = self.step_base + len(self._step_ids)
-        self._added: list[bytes] = []
-        self.empty = self.add(b"")
-        self.artifacts: Ints = np.full(len(self._times), self.empty)
-        """Per row, the number of its artifacts, without their brackets."""
-        self.error: Ints = np.zeros(len(self._times), np.int64)
-        """Per row, the number of its error among `errors`; the first is none."""
-        self.errors = [b"null"]
-        self._read_payloads(events)
-
-    def add(self, text: bytes) -> int:
-        """A new piece's number."""
-        self._added.append(text)
-        return self._base + len(self._added) - 1
-
-    def added(self, number: int) -> bytes:
-        return self._added[number - self._base]
-
-    def gather(self, numbers: Ints) -> tuple[memoryview, Ints]:
-        """The pieces one after the other, and where each of them begins."""
-        pool = pa.concat_arrays([self._times, self._step_ids, pa.array(self._added, pa.large_binary())])
-        taken = pc.take(pool, pa.array(numbers.ravel()), boundscheck=False)
-        _, places, data = taken.buffers()
-        return memoryview(data or b""), np.frombuffer(places, np.int64)[: len(taken) + 1]
-
-    def _read_payloads(self, events: Events) -> None:
-        present = events.payload.is_valid().to_numpy(zero_copy_only=False)
-        rows = events.ordinary(np.flatnonzero(present & closes[events.kind]))
-        coded = events.payload.take(pa.array(rows)).dictionary_encode()
-        codes = coded.indices.to_numpy()
-        artifacts, errors, refused = [], [], []
-        known: dict[bytes | None, int] = {None: 0}
-        for code, said in enumerate(all_said(coded.dictionary.to_pylist())):
-            if said is None:
-                refused.append(code)
-            items, error = said or (b"", None)
-            artifacts.append(self.add(items) if items else self.empty)
-            errors.append(known.setdefault(error, len(known)))
-        events.refuse(rows[np.isin(codes, refused)])
-        self.errors = [error or b"null" for error in known]
-        self.artifacts[rows] = np.array(artifacts, np.int64)[codes]
-        self.error[rows] = np.where(events.kind[rows] == failed, np.array(errors, np.int64)[codes], 0)
-
-
-def _run_artifacts(events: Events, texts: _Texts) -> tuple[memoryview, list[int]]:
-    """The `artifacts` of all streams, each event's with a comma before them, and where each stream's begin."""
-    rows = np.flatnonzero(texts.artifacts != texts.empty)
+    rows = np.flatnonzero(numbers != texts.empty)
     pieces = np.full((len(rows), 2), texts.add(b","))
-    pieces[:, 1] = texts.artifacts[rows]
+    pieces[:, 1] = numbers[rows]
     return _by_stream(events, rows, texts, pieces)
 
 
-def _run_steps(events: Events, found: Attempts, texts: _Texts) -> tuple[memoryview, list[int]]:
+def _run_steps(events: Events, found: Attempts, texts: Texts) -> tuple[memoryview, list[int]]:
     """The `steps` of all streams, each with a comma before it, and where each stream's begin.
 
-    A step is eight pieces per attempt. The artifacts of the newest one come first, then the earlier attempts, then
+    A step is eight pieces per attempt. What the newest one has produced comes first, then the earlier attempts, then
     the rest of the newest.
     """
     kind = events.kind[found.last]
     empty = texts.empty
     pieces = np.full((len(kind), 8), empty)
     ends_many = found.newest & ~found.first
-    pieces[~ends_many, 0] = texts.add(b',{"artifacts":[')
-    own = texts.artifacts[found.last]
+    pieces[~ends_many, 0] = texts.add(b',{"artifactRefs":[')
+    own = texts.both[found.last]
     pieces[:, 1] = np.where(ends_many, empty, own)
     pieces[found.first, 1] = own[found.newest]
     role = np.where(found.first, np.where(found.newest, _only, _first_of_many), _later)
     pieces[:, 2] = np.array([[texts.add(_opening(r, k)) for k in range(step_kinds)] for r in range(3)])[role, kind]
-    for place in np.flatnonzero((role == _first_of_many) & (own != empty)).tolist():
+    for place in np.flatnonzero((role == _first_of_many) & (own != texts.nothing)).tolist():
         pieces[place, 2] = texts.add(_opening(_first_of_many, int(kind[place]), texts.added(int(own[place]))))
     pieces[:, 3] = np.where(_is_running[kind], empty, found.last)
     pieces[:, 4] = _middles(events, found, texts)
@@ -271,7 +236,7 @@ def _run_steps(events: Events, found: Attempts, texts: _Texts) -> tuple[memoryvi
     return _by_stream(events, found.opened, texts, pieces)
 
 
-def _by_stream(events: Events, rows: Ints, texts: _Texts, pieces: Ints) -> tuple[memoryview, list[int]]:
+def _by_stream(events: Events, rows: Ints, texts: Texts, pieces: Ints) -> tuple[memoryview, list[int]]:
     data, places = texts.gather(pieces)
     begins = np.searchsorted(events.stream[rows], np.arange(len(events.bounds)))
     return data, places[begins * pieces.shape[1]].tolist()
@@ -284,19 +249,20 @@ _is_skipped: Bools = np.array([before != "RUNNING" != after for before, after in
 _later, _first_of_many, _only = range(3)
 
 
-def _opening(role: int, kind: int, artifacts: bytes = b"") -> bytes:
+def _opening(role: int, kind: int, items: bytes = between) -> bytes:
     """What stands before `completedAt`. The first of many attempts has its step's newest artifacts before this."""
-    history = (b"", b'"attempts":[{"artifacts":[%b],' % artifacts, b'"attempts":[],')[role]
+    history = (b"", b'"attempts":[{"artifactRefs":[%b],' % items, b'"attempts":[],')[role]
     return b'],%b"completedAt":%b' % (history, b"null" if _is_running[kind] else b'"')
 
 
-def _middle(kind: int, engine_attempt: int, error: bytes, attempt: int) -> bytes:
+def _middle(kind: int, engine_attempt: int, note: bytes, attempt: int) -> bytes:
     """What stands between an attempt's two times."""
-    return b'%b,"engineAttemptId":%d,"error":%b,"logicalAttemptId":%d,"startedAt":%b' % (
+    return b'%b,"engineAttemptId":%d,"error":%b,"logicalAttemptId":%d,"skipReason":%b,"startedAt":%b' % (
         b"" if _is_running[kind] else b'"',
         engine_attempt,
-        error,
+        note if kind == failed else b"null",
         attempt,
+        note if _is_skipped[kind] else b"null",
         b"null" if _is_skipped[kind] else b'"',
     )
 
@@ -307,8 +273,8 @@ def _ending(newest: bool, kind: int) -> bytes:
     return b'%b,"status":"%b"%b' % (quote, _statuses[kind].encode(), end)
 
 
-def _middles(events: Events, found: Attempts, texts: _Texts) -> Ints:
-    columns = [column[found.last] for column in (events.kind, events.engine_attempt, texts.error, events.attempt)]
+def _middles(events: Events, found: Attempts, texts: Texts) -> Ints:
+    columns = [column[found.last] for column in (events.kind, events.engine_attempt, texts.note, events.attempt)]
     codes: Ints = np.zeros(len(found.last), np.int64)
     for column in columns:
         part = _small(column)
@@ -319,9 +285,7 @@ def _middles(events: Events, found: Attempts, texts: _Texts) -> Ints:
     used = np.flatnonzero(example >= 0)
     middles = np.zeros(len(example), np.int64)
     rows = zip(*(column[example[used]].tolist() for column in columns), strict=True)
-    middles[used] = [
-        texts.add(_middle(kind, engine, texts.errors[error], number)) for kind, engine, error, number in rows
-    ]
+    middles[used] = [texts.add(_middle(kind, engine, texts.notes[note], number)) for kind, engine, note, number in rows]
     return middles[codes]
 
 
@@ -336,27 +300,30 @@ def _small(values: Ints) -> Ints:
 
 # --- the whole snapshot ----------------------------------------------------------------------------------
 
-_before_hash = b'{"artifacts":[%b],"completedAt":%b'
-_after_hash = b',"inconsistent":false,"lastEventSeq":%d,"runId":%b,"startedAt":%b,"status":"%b","steps":['
-_run_started = kinds.index("RunStarted")
+_before_hash = b'{"artifactRefs":[%b],"artifacts":[%b],"completedAt":%b,"engineRunRef":%b'
+_after_hash = (
+    b',"inconsistent":false,"lastEventSeq":%d,"rootCause":%b,"runId":%b,"startedAt":%b,"status":"%b","steps":['
+)
 _run_statuses = {n: next(iter(run_transitions[kind].values())) for n, kind in enumerate(kinds) if n >= step_kinds}
 _run_statuses[-1] = RunSnapshot("").status
 
 
-def _snapshots(streams: Sequence[str], events: Events, found: Attempts, texts: _Texts) -> list[Folded | None]:
-    artifacts, artifacts_begin = _run_artifacts(events, texts)
-    steps, steps_begin = _run_steps(events, found, texts)
+def _snapshots(streams: Sequence[str], events: Events, found: Attempts, texts: Texts) -> list[Folded | None]:
+    causes, run_refs = _root_causes(events, found, texts), _run_refs(events, texts)
+    parts = [_run_items(events, texts, texts.refs), _run_items(events, texts, texts.artifacts)]
+    parts.append(_run_steps(events, found, texts))
     columns = (
         streams,
         events.odd.tolist(),
         events.seq[events.bounds[1:] - 1].tolist(),
         *_run_columns(events),
         # Without the comma before the first of each.
-        (artifacts[begin + 1 : end] for begin, end in pairwise(artifacts_begin)),
-        (steps[begin + 1 : end] for begin, end in pairwise(steps_begin)),
+        *([data[begin + 1 : end] for begin, end in pairwise(begins)] for data, begins in parts),
     )
     folded: list[Folded | None] = []
-    for stream, odd, seq, status, started, completed, made, of_steps in zip(*columns, strict=True):
+    for number, (stream, odd, seq, status, started, completed, refs, made, of_steps) in enumerate(
+        zip(*columns, strict=True)
+    ):
         if odd:
             folded.append(None)
             continue
@@ -366,8 +333,8 @@ def _snapshots(streams: Sequence[str], events: Events, found: Attempts, texts: _
         except (ValueError, TypeError, OverflowError):  # An id that is no text; a time without a zone.
             folded.append(None)
             continue
-        before = _before_hash % (made, _quoted(completed))
-        after = _after_hash % (seq, run_id, _quoted(started), status.encode())
+        before = _before_hash % (refs, made, _quoted(completed), run_refs.get(number, b"null"))
+        after = _after_hash % (seq, causes.get(number, b"null"), run_id, _quoted(started), status.encode())
         end = b'],"totalDurationMs":null}' if elapsed is None else b'],"totalDurationMs":%d}' % elapsed
         hashed = sha256(before + after)
         hashed.update(of_steps)
@@ -375,6 +342,40 @@ def _snapshots(streams: Sequence[str], events: Events, found: Attempts, texts: _
         body = b"".join((before, b',"hash":"', hashed.hexdigest().encode(), b'"', after, of_steps, end))
         folded.append(Folded(seq, status, body))
     return folded
+
+
+def _run_refs(events: Events, texts: Texts) -> dict[int, bytes]:
+    """By stream: the engine's reference, where there is one."""
+    rows = np.flatnonzero((events.kind == run_started) & (texts.note > 0))
+    notes = texts.note[rows].tolist()
+    return {stream: texts.notes[note] for stream, note in zip(events.stream[rows].tolist(), notes, strict=True)}
+
+
+def _root_causes(events: Events, found: Attempts, texts: Texts) -> dict[int, bytes]:
+    """By stream: the root cause of a run that failed, where there is one. A run with steps after its end turns odd."""
+    rows = np.flatnonzero(events.kind == run_failed)
+    if not len(rows):
+        return {}
+    of_steps = np.flatnonzero(events.kind < step_kinds)
+    last_step = np.full(len(events.odd), -1)
+    last_step[events.stream[of_steps]] = of_steps
+    events.refuse(rows[last_step[events.stream[rows]] > rows])
+    culprits = found.last[found.newest & (events.kind[found.last] == failed)]
+    # Steps are listed by stream, in the order of their appearance: the first of each stream counts.
+    first = dict(zip(events.stream[culprits][::-1].tolist(), culprits[::-1].tolist(), strict=True))
+    causes = dict[int, bytes]()
+    for stream, row in zip(events.stream[rows].tolist(), rows.tolist(), strict=True):
+        culprit = first.get(stream)
+        note = texts.note[row] if culprit is None else texts.note[culprit] or texts.note[row]
+        if culprit is not None:
+            step = b'"%b"' % events.step_ids[int(events.step[culprit])].as_py().encode()
+            causes[stream] = _cause % (texts.notes[note], b"%d" % int(events.attempt[culprit]), step)
+        elif note:
+            causes[stream] = _cause % (texts.notes[note], b"null", b"null")
+    return causes
+
+
+_cause = b'{"error":%b,"logicalAttemptId":%b,"stepId":%b}'
 
 
 def _quoted(text: str | None) -> bytes:
@@ -389,7 +390,7 @@ def _run_columns(events: Events) -> tuple[list[str], list[str | None], list[str 
     status = np.full(len(events.odd), -1)
     status[stream[last]] = kind[last]
     times = []
-    for chosen in (kind == _run_started, closes[kind]):
+    for chosen in (kind == run_started, closes[kind]):
         at = np.full(len(events.odd), -1)
         at[stream[chosen]] = rows[chosen]
         times.append(events.time.take(pa.array(at, mask=at < 0)).to_pylist())

@@ -61,7 +61,11 @@ class RunEventRecord(RunEventWrite, kw_only=True, rename="camel", omit_defaults=
 
 
 class CanonicalEngineEvent(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=True):
-    """An event of contract v1. `run_seq` and `persisted_at` are the append authority's, whatever a caller sends."""
+    """An event of contract v1.
+
+    The append authority assigns `run_seq` and `persisted_at`. A caller may send both, with any number from 0; they are
+    ignored.
+    """
 
     run_id: str
     event_id: str
@@ -89,8 +93,10 @@ def is_v1(members: Mapping[str, Any]) -> bool:
     return "eventData" in members and "tenantId" not in members
 
 
-def from_members(kind: type[Event], members: Any) -> Event:
+def from_members(kind: type[Event], members: Any, *, stored: bool = False) -> Event:
     """A typed and checked event from parsed JSON.
+
+    `stored`: the log holds it already. It may have been written under an earlier, looser rule.
 
     Raises:
         InvalidEvent: with the path of the member that breaks the schema.
@@ -105,7 +111,7 @@ def from_members(kind: type[Event], members: Any) -> Event:
     except msgspec.ValidationError as error:
         raise InvalidEvent(str(error)) from error
     event.extra = extra
-    check(event)
+    check(event, stored=stored)
     return event
 
 
@@ -117,7 +123,7 @@ def decode_record(line: bytes) -> RunEventRecord:
         # An event of v1, or one with a member called `extra`, which would land in the struct's own.
         members = msgspec.json.decode(line)
         if is_v1(members):
-            return upcast(from_members(CanonicalEngineEvent, members))
+            return upcast(from_members(CanonicalEngineEvent, members, stored=True))
         return from_members(RunEventRecord, members)
     names = _names_decoder.decode(line)
     known = _required_count + (record.step_id is not UNSET) + (record.payload is not UNSET)
@@ -134,7 +140,7 @@ def members_json(event: RunEventWrite | CanonicalEngineEvent) -> bytes:
     return encoded[:-1] + b"," + msgspec.json.encode(event.extra)[1:]
 
 
-def check(event: RunEventWrite | CanonicalEngineEvent) -> None:
+def check(event: RunEventWrite | CanonicalEngineEvent, *, stored: bool = False) -> None:
     """Refuse an event that breaks its schema, however it was made.
 
     Raises:
@@ -142,11 +148,13 @@ def check(event: RunEventWrite | CanonicalEngineEvent) -> None:
     """
     for attribute, wire, required, rule in _rules[type(event)]:
         value = getattr(event, attribute)
+        if stored and value == "0" and attribute == "engine_attempt_id":
+            continue  # Earlier versions took it.
         if value is not UNSET:
             rule(value, wire)
         elif required:
             raise InvalidEvent(f"{wire} is required")
-    _check_level(event)
+    check_level(event.event_type, event.step_id is not UNSET)
     if event.extra:
         _check_extra(event)
 
@@ -189,7 +197,7 @@ def decode_v1(line: bytes) -> CanonicalEngineEvent:
     """A stored line as contract v1 sees it: its own events as they were written, those of v2 downcast."""
     members = msgspec.json.decode(line)
     if is_v1(members):
-        return from_members(CanonicalEngineEvent, members)
+        return from_members(CanonicalEngineEvent, members, stored=True)
     new = decode_record(line)
     return CanonicalEngineEvent(
         run_id=new.run_id,
@@ -221,11 +229,10 @@ _date = (
     r"|02-(?:0[1-9]|1[0-9]|2[0-8]))"
     r"|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
 )
-_clock = r"T(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?"
-_utc = re.compile(_date + _clock + r"(?:Z|\+00:00)")
-_zoned = re.compile(_date + _clock + r"(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])")
+_clock = r"[Tt](?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?"
+_utc = re.compile(_date + _clock + r"(?:[Zz]|[+-]00:00)")
+_zoned = re.compile(_date + _clock + r"(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])")
 _attempt_text = re.compile(r"[1-9][0-9]{0,14}")
-_counter_text = re.compile(r"0|[1-9][0-9]{0,14}")
 
 
 def _text(value: Any, name: str) -> None:
@@ -240,7 +247,8 @@ def _key_field(value: Any, name: str) -> None:
 
 
 def _run_id(value: Any, name: str) -> None:
-    _key_field(value, name)
+    if type(value) is not str or "|" in value:
+        raise InvalidEvent(f"{name} must be text without '|', which separates the fields of an idempotency key")
     check_stream(value)
 
 
@@ -271,6 +279,8 @@ def _any_json(value: Any, name: str) -> None:
 
 
 _uuid_rule = _matching(_uuid, "a UUID")
+check_attempt = _integer(1, attempt_max)
+check_attempt_text = _matching(_attempt_text, "a counter in base 10, from 1")
 _zoned_rule = _matching(_zoned, "an RFC 3339 time with a zone, such as 2026-11-15T09:30:00.000Z")
 _utc_rule = _matching(_utc, "an RFC 3339 time in UTC, such as 2026-11-15T09:30:00.000Z")
 
@@ -284,14 +294,16 @@ _v2_rules = {
     "environment_id": _text,
     "plan_id": _key_field,
     "plan_version": _key_field,
-    "engine_attempt_id": _integer(0, attempt_max),
-    "logical_attempt_id": _integer(1, attempt_max),
+    "engine_attempt_id": check_attempt,
+    "logical_attempt_id": check_attempt,
     "idempotency_key": _text,
     "step_id": _key_field,
     "payload": _payload,
     "run_seq": _integer(1, integer_max),
     "persisted_at": _utc_rule,
 }
+_record_rules = _v2_rules | {"engine_attempt_id": _integer(0, attempt_max)}
+"""What is read back may have been written by an earlier version, which took an engine attempt of 0."""
 _v1_rules = {
     "run_id": _run_id,
     "event_id": _uuid_rule,
@@ -299,11 +311,11 @@ _v1_rules = {
     "event_data": _any_json,
     "idempotency_key": _text,
     "emitted_at": _zoned_rule,
-    "run_seq": _integer(1, integer_max),
+    "run_seq": _integer(0, integer_max),
     "persisted_at": _zoned_rule,
     "step_id": _key_field,
-    "engine_attempt_id": _matching(_counter_text, "a counter in base 10"),
-    "logical_attempt_id": _matching(_attempt_text, "a counter in base 10, from 1"),
+    "engine_attempt_id": check_attempt_text,
+    "logical_attempt_id": check_attempt_text,
     "adapter_version": _text,
     "engine_run_ref": _any_json,
     "caused_by_signal_id": _uuid_rule,
@@ -317,7 +329,7 @@ _rules: dict[type, list[tuple[str, str, bool, Any]]] = {
     ]
     for kind, rules in (
         (RunEventWrite, _v2_rules),
-        (RunEventRecord, _v2_rules),
+        (RunEventRecord, _record_rules),
         (CanonicalEngineEvent, _v1_rules),
     )
 }
@@ -325,11 +337,16 @@ _wire_names = {kind: frozenset(wire for _, wire, _, _ in rules) for kind, rules 
 _assigned = frozenset({"runSeq", "persistedAt"})
 
 
-def _check_level(event: RunEventWrite | CanonicalEngineEvent) -> None:
-    if event.event_type in run_types and event.step_id is not UNSET:
-        raise InvalidEvent(f"stepId must be absent from {event.event_type}, which is about the whole run")
-    if event.event_type in step_types and event.step_id is UNSET:
-        raise InvalidEvent(f"stepId is required by {event.event_type}")
+def check_level(event_type: str, has_step: bool) -> None:
+    """Refuse a run-level type with a step, and a step-level type without one.
+
+    Raises:
+        InvalidEvent: naming the type.
+    """
+    if event_type in run_types and has_step:
+        raise InvalidEvent(f"stepId must be absent from {event_type}, which is about the whole run")
+    if event_type in step_types and not has_step:
+        raise InvalidEvent(f"stepId is required by {event_type}; name the step (step_id= in Python)")
 
 
 def _check_extra(event: RunEventWrite | CanonicalEngineEvent) -> None:

@@ -7,15 +7,15 @@ says what was attempted. The tables below are the whole truth about what is poss
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import datetime
 from typing import Any, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from runstate.models.engine.events import RunEventRecord
-from runstate.models.engine.state import Attempt, RunSnapshot, Step, StepError
+from runstate.models.engine.state import Attempt, RootCause, RunSnapshot, Step, StepError
 from runstate.models.model import Alert
+from runstate.models.times import elapsed_ns
 
 _open_states = ("PENDING", "APPROVED", "RUNNING", "PAUSED")
 terminal_states = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
@@ -54,10 +54,11 @@ class RunFact(msgspec.Struct, rename="camel", kw_only=True, gc=False):
     tenant_id: msgspec.Raw  # Not looked at: it is there so that a line of v1, which has no tenant, is told apart.
     step_id: str | UnsetType = UNSET
     payload: msgspec.Raw | UnsetType = UNSET
+    engine_run_ref: msgspec.Raw | UnsetType = UNSET
 
 
 class FoldedEvent(Protocol):
-    """What the fold needs of an event; `RunFact` and `RunEventRecord` both have it."""
+    """What the fold needs of an event; `RunFact` and `RunEventRecord` both have it, each in its own way."""
 
     run_seq: int
     event_type: str
@@ -87,10 +88,12 @@ def fold(state: RunSnapshot, events: Iterable[FoldedEvent], refused: Refused | N
             possible = _apply_to_run(state, event)
         else:
             continue
-        if not possible:
-            state.inconsistent = True
-            if refused is not None:
-                refused(state, steps)
+        if possible:
+            _take_engine_run_ref(state, event)
+            continue
+        state.inconsistent = True
+        if refused is not None:
+            refused(state, steps)
     return state
 
 
@@ -115,9 +118,13 @@ def _apply_to_run(state: RunSnapshot, event: FoldedEvent) -> bool:
     if event.event_type == "RunStarted":
         state.started_at = event.emitted_at
     elif after in terminal_states:
+        payload = _payload(event)
         state.completed_at = event.emitted_at
         state.total_duration_ms = _elapsed_ms(state.started_at, event.emitted_at)
-        state.artifacts.extend(_artifacts(_payload(event)))
+        state.artifacts.extend(_artifacts(payload))
+        state.artifact_refs.extend(_artifact_refs(payload))
+        if after == "FAILED":
+            state.root_cause = _root_cause(state.steps, _error(payload))
     return True
 
 
@@ -144,8 +151,13 @@ def _apply_to_step(state: RunSnapshot, steps: Steps, event: FoldedEvent) -> bool
         if artifacts := _artifacts(payload):
             attempt.artifacts = artifacts
             state.artifacts.extend(artifacts)
+        if refs := _artifact_refs(payload):
+            attempt.artifact_refs = refs
+            state.artifact_refs.extend(refs)
         if after == "FAILED":
             attempt.error = _error(payload)
+        elif after == "SKIPPED":
+            attempt.skip_reason = _skip_reason(payload)
     return True
 
 
@@ -226,6 +238,49 @@ def _artifacts(payload: dict[str, Any]) -> list[Any]:
     return artifacts if isinstance(artifacts, list) else []
 
 
+def _artifact_refs(payload: dict[str, Any]) -> list[Any]:
+    refs = payload.get("artifactRefs")
+    return refs if isinstance(refs, list) else []
+
+
+def _skip_reason(payload: dict[str, Any]) -> str | None:
+    reason = payload.get("reason")
+    return reason if isinstance(reason, str) else None
+
+
+def _root_cause(steps: list[Step], error: StepError | None) -> RootCause | None:
+    """The first step, by appearance, whose newest attempt has failed, and its error; else the run's own error.
+
+    Steps appear in the order in which work reached them: what fails later may have failed because of what came first.
+    """
+    failed = next((step for step in steps if step.status == "FAILED"), None)
+    if failed is not None:
+        return RootCause(failed.error or error, failed.logical_attempt_id, failed.step_id)
+    return None if error is None else RootCause(error)
+
+
+def _take_engine_run_ref(state: RunSnapshot, event: FoldedEvent) -> None:
+    """Keep how the engine itself names the run: the newest name that an event gave."""
+    if isinstance(event, RunFact):
+        ref = None if event.engine_run_ref is UNSET else msgspec.json.decode(event.engine_run_ref)
+    elif isinstance(event, RunEventRecord):
+        ref = event.extra.get("engineRunRef")
+    else:
+        ref = None
+    if ref is None and event.event_type == "RunStarted" and may_hold_ref(event.payload):
+        ref = _payload(event).get("engineRunRef")
+    if ref is not None:
+        state.engine_run_ref = ref
+
+
+def may_hold_ref(payload: Any) -> bool:
+    """Whether a payload may have an `engineRunRef`; False spares decoding it. An escape may hide the name."""
+    if isinstance(payload, msgspec.Raw):
+        text = bytes(payload)
+        return b"engineRunRef" in text or b"\\" in text
+    return payload is not UNSET
+
+
 def _error(payload: dict[str, Any]) -> StepError | None:
     error = payload.get("error")
     if not isinstance(error, dict):
@@ -239,12 +294,11 @@ def _error(payload: dict[str, Any]) -> StepError | None:
 
 
 def _elapsed_ms(start: str | None, end: str) -> int | None:
-    """Milliseconds between two producers' clocks; None where those clocks do not allow one."""
+    """Whole milliseconds between two producers' clocks, rounded half up; None where the clocks do not allow one."""
     if start is None:
         return None
     try:
-        elapsed = datetime.fromisoformat(end) - datetime.fromisoformat(start)
+        nanoseconds = elapsed_ns(start, end)
     except ValueError:  # The year 0000, which RFC 3339 allows and Python does not know.
         return None
-    milliseconds = round(elapsed.total_seconds() * 1000)
-    return milliseconds if milliseconds >= 0 else None
+    return (nanoseconds + 500_000) // 1_000_000 if nanoseconds >= 0 else None

@@ -40,7 +40,8 @@ class EngineModel(Model[EngineEvent, RunEventRecord, RunSnapshot]):
     """Runs and steps of a workflow engine."""
 
     name = "engine"
-    version = 1
+    version = 2
+    loads_versions = frozenset({1})
     seq_name = "runSeq"
     assigned_names = frozenset({"runSeq", "persistedAt"})
 
@@ -49,6 +50,14 @@ class EngineModel(Model[EngineEvent, RunEventRecord, RunSnapshot]):
         if isinstance(members, dict) and is_v1(members):
             return from_members(CanonicalEngineEvent, members)
         return from_members(RunEventWrite, members)
+
+    def parse_stored(self, line: bytes) -> EngineEvent:
+        members = parse(line)
+        attempt = members.get("engineAttemptId") if isinstance(members, dict) else None
+        if attempt in (0, "0") and attempt is not False:
+            # Earlier versions stored 0. A runtime that has no attempts says 1.
+            line = msgspec.json.encode(members | {"engineAttemptId": "1" if attempt == "0" else 1})
+        return super().parse_stored(line)
 
     def check_line(self, line: bytes) -> None:
         members = parse(line)
@@ -67,8 +76,8 @@ class EngineModel(Model[EngineEvent, RunEventRecord, RunSnapshot]):
             # JSON has one kind of number: a place may be written as 7.0.
             members = parse(line)
             said = msgspec.convert(members | {"runSeq": int(members["runSeq"])}, _Said)
-        # A caller of contract v1 may send either of these; only a log writes both.
-        stored = said.run_seq is not UNSET and said.persisted_at is not UNSET
+        # A caller of contract v1 may send either of these, and 0 for a place; only a log writes both.
+        stored = bool(said.run_seq) and said.persisted_at is not UNSET
         return Envelope(
             said.run_id,
             said.run_seq or None if stored else None,

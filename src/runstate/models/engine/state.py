@@ -32,6 +32,8 @@ class Attempt(msgspec.Struct, rename="camel", gc=False):
     completed_at: str | None = None
     artifacts: list[Any] = []
     error: StepError | None = None
+    artifact_refs: list[Any] = []
+    skip_reason: str | None = None
 
 
 A = TypeVar("A", bound=Attempt)
@@ -42,6 +44,14 @@ class Step(Attempt, kw_only=True, rename="camel", gc=False):
 
     step_id: str
     attempts: list[Attempt] = []
+
+
+class RootCause(msgspec.Struct, rename="camel", gc=False):
+    """Why a run failed: the step that failed, and the error."""
+
+    error: StepError | None
+    logical_attempt_id: int | None = None
+    step_id: str | None = None
 
 
 class RunSnapshot(msgspec.Struct, rename="camel"):
@@ -56,6 +66,9 @@ class RunSnapshot(msgspec.Struct, rename="camel"):
     completed_at: str | None = None
     total_duration_ms: int | None = None
     inconsistent: bool = False
+    artifact_refs: list[Any] = []
+    engine_run_ref: Any = None
+    root_cause: RootCause | None = None
 
     @property
     def hash(self) -> str:
@@ -77,18 +90,21 @@ def load(data: bytes) -> RunSnapshot:
         raise InvalidJson(f"Not a run's snapshot: {error}") from error
 
 
-# RFC 8785 sorts the members, which puts `hash` after `completedAt`: two structs, one on either side of it,
+# RFC 8785 sorts the members, which puts `hash` after `engineRunRef`: two structs, one on either side of it,
 # spare a second encoding of the whole.
 
 
 class _BeforeHash(msgspec.Struct, rename="camel"):
+    artifact_refs: list[Any]
     artifacts: list[Any]
     completed_at: str | None
+    engine_run_ref: Any
 
 
 class _AfterHash(msgspec.Struct, rename="camel"):
     inconsistent: bool
     last_event_seq: int
+    root_cause: RootCause | None
     run_id: str
     started_at: str | None
     status: str
@@ -98,11 +114,14 @@ class _AfterHash(msgspec.Struct, rename="camel"):
 
 def _parts(state: RunSnapshot) -> tuple[bytes, bytes]:
     """The canonical JSON up to where `hash` goes, and from there on."""
-    before = _BeforeHash(embed(state.artifacts), state.completed_at)
+    before = _BeforeHash(
+        embed(state.artifact_refs), embed(state.artifacts), state.completed_at, embed(state.engine_run_ref)
+    )
     steps = [_with_canonical_artifacts(step) for step in state.steps]
     after = _AfterHash(
         state.inconsistent,
         state.last_event_seq,
+        state.root_cause,
         state.run_id,
         state.started_at,
         state.status,
@@ -119,9 +138,11 @@ def _with_canonical_artifacts(step: Step) -> Step:
 
 
 def _embedded(attempt: A) -> A:
-    if not attempt.artifacts:
+    if not attempt.artifacts and not attempt.artifact_refs:
         return attempt
-    return msgspec.structs.replace(attempt, artifacts=embed(attempt.artifacts))
+    return msgspec.structs.replace(
+        attempt, artifacts=embed(attempt.artifacts), artifact_refs=embed(attempt.artifact_refs)
+    )
 
 
 _encoder = msgspec.json.Encoder(order="sorted")

@@ -15,7 +15,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from runstate.errors import InvalidEvent
 from runstate.models.canonical import check_value, embed, integer_max
-from runstate.models.model import check_stream
+from runstate.models.model import check_file_stream
 
 text_max = 4096
 """Characters in a name, a path or an id."""
@@ -159,7 +159,7 @@ def check(event: RunEvent) -> None:
     """
     if type(event.run_id) is not str:
         raise InvalidEvent("run_id must be text")
-    check_stream(event.run_id)
+    check_file_stream(event.run_id)
     for name in _rules:
         value = getattr(event, name)
         if value is not UNSET or name not in _optional:

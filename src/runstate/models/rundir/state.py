@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from runstate.errors import InvalidJson, InvalidStream, SnapshotTooNew
 from runstate.models.canonical import embed
-from runstate.models.model import check_stream
+from runstate.models.model import check_file_stream
 from runstate.models.rundir.events import Attempt, Issue, Name, Sha256, Text, time_pattern
 
 schema_version = 1
@@ -123,7 +123,7 @@ def load(data: bytes) -> RunDirectory:
     """
     try:
         found = _decoder.decode(data)
-        check_stream(found.run_id)
+        check_file_stream(found.run_id)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, InvalidStream) as error:
         # Of a newer version only the version can be understood, so it is what is told.
         _refuse_newer(data)

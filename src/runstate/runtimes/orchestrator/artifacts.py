@@ -39,11 +39,12 @@ _lock_pause_s = 0.02
 
 def sha256_of(path: Path) -> str | None:
     """The digest of a file's bytes, None where there is no file."""
-    found = hashlib.sha256()
+    found, offset = hashlib.sha256(), 0
     try:
-        with path.open("rb") as file:
-            while chunk := file.read(_chunk_bytes):
+        with RealDisk().open(path, read_only=True) as file:
+            while chunk := file.read_at(offset, _chunk_bytes):
                 found.update(chunk)
+                offset += len(chunk)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return None
     return found.hexdigest()

@@ -18,6 +18,7 @@ from runstate.errors import LogBusy, RunstateError, SnapshotTooNew, StreamNotFou
 from runstate.logs.disk import LockBusy
 from runstate.logs.target_directory import cannot_write, refuse_foreign
 from runstate.models.canonical import digest
+from runstate.models.model import check_file_stream
 from runstate.models.rundir.events import Issue, RunCreated
 from runstate.models.rundir.state import RunDirectory
 from runstate.runtimes.orchestrator.artifacts import ArtifactFiles, own_files
@@ -61,6 +62,7 @@ class Orchestrator:
         place: str = "",
     ) -> None:
         graph.check()
+        check_file_stream(run_id)  # It names a directory, also where the events live in a database.
         self._place = place
         self._graph, self._store, self._pool, self.run_id, self._directory = graph, store, pool, run_id, directory
         self._telemetry, self._progress = telemetry or [], progress

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from runstate.errors import LogFailed, RunstateError
-from runstate.logs.disk import DIRECTORY_MODE, RealDisk, replace_durably
+from runstate.logs.disk import RealDisk, make_directories, replace_durably
 from runstate.logs.user_state import user_state_directory
 from runstate.models.canonical import digest, undecodable
 
@@ -50,7 +50,7 @@ def record_started_run(run_directory: Path, place: str) -> None:
     started = StartedRun(run_directory=real, working_directory=os.path.realpath("."), place=place)
     path = _path(real)
     try:
-        path.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        make_directories(RealDisk(), path.parent)
         if not _is_private(os.lstat(path.parent)):
             raise LogFailed(f"{path.parent} belongs to another user, or others can write to it")
         _remove_oldest(path.parent)
