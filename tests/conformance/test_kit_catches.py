@@ -90,7 +90,7 @@ class ChecksSeqTooEarly(MemoryLog):
         actual = len(self._streams.get(stream, []))
         if expected_seq not in (None, actual):
             raise SequenceConflict(stream=stream, actual_seq=actual, expected_seq=expected_seq)
-        time.sleep(0.001)
+        time.sleep(0.05)
         return super().append(stream, drafts)
 
 

@@ -471,9 +471,9 @@ def test_while_a_session_is_begun_no_other_process_changes_the_keyring(
     with desk_at(tmp_path / "both", "sqlite") as ours, desk_at(tmp_path / "both", "sqlite") as theirs:
         really, told = ours.sessions.log.adopt, list[str]()
 
-        def interfering(*args: Any) -> int:
+        def interfering(*args: Any, **named: Any) -> int:
             told.append(failed(theirs.sessions.import_(bundle)).code)
-            return really(*args)
+            return really(*args, **named)
 
         monkeypatch.setattr(ours.sessions.log, "adopt", interfering)
         unwrap(ours.sessions.import_(bundle))
@@ -487,10 +487,10 @@ def test_one_with_another_keyring_comes_in_between(
     with desk_at(tmp_path, "sqlite") as ours, desk_at(tmp_path, "sqlite", keys="theirs") as theirs:
         really, first_ = ours.sessions.log.adopt, list[Imported]()
 
-        def interfering(*args: Any) -> int:
+        def interfering(*args: Any, **named: Any) -> int:
             if not first_:
                 first_.append(unwrap(theirs.sessions.import_(bundle)))
-            return really(*args)
+            return really(*args, **named)
 
         monkeypatch.setattr(ours.sessions.log, "adopt", interfering)
         second = unwrap(ours.sessions.import_(bundle))
