@@ -151,6 +151,12 @@ class StreamNotFound(RunstateError):
     code = "stream.not_found"
 
 
+class StreamDeleted(RunstateError):
+    """The stream was deleted by retention, and new events may not begin it again. `archive` says where it is now."""
+
+    code = "stream.deleted"
+
+
 class InvalidUrl(RunstateError):
     """The URL names no log that is installed."""
 

@@ -11,13 +11,14 @@ from typing import ClassVar
 import pytest
 
 from runstate.conformance.claims.feeds import check_complete
+from runstate.conformance.claims.tombstones import tombstone_of
 from runstate.conformance.fixtures import LogKit, needs
 from runstate.conformance.notes import as_held, followed, keys, note, notes, numbered, snapshot, stored
 from runstate.conformance.opener import Opener
 from runstate.conformance.threads import race
 from runstate.conformance.workers import Acknowledged, Worker, check_stored
 from runstate.conformance.writer import Task
-from runstate.errors import LogClosed, ModelMismatch
+from runstate.errors import LogClosed, ModelMismatch, StreamDeleted
 from runstate.logs.log import Capability, EventLog, Position, Record
 
 
@@ -102,6 +103,17 @@ class DurableLogConformance(LogKit):
         log = opener()
         assert (log.read("s"), log.streams()) == ([], [])
         assert log.append("s", notes("a"))[0].persisted
+
+    @needs(Capability.DELETE)
+    def test_a_tombstone_is_kept_after_reopening(self, log: EventLog, opener: Opener) -> None:
+        log.append("s", notes("a", "b"))
+        log.delete_stream("s", tombstone=tombstone_of("s"))
+        log.close()
+        log = opener()
+        assert (log.tombstone("s"), log.streams()) == (tombstone_of("s"), [])
+        with pytest.raises(StreamDeleted):
+            log.append("s", notes("c"))
+        assert list(log.verify()) == []
 
     @needs(Capability.SNAPSHOTS)
     def test_a_snapshot_is_kept_after_reopening(self, log: EventLog, opener: Opener) -> None:

@@ -13,6 +13,7 @@ from runstate.conformance.claims.models import ModelClaims
 from runstate.conformance.claims.races import RaceClaims
 from runstate.conformance.claims.reads import ReadClaims
 from runstate.conformance.claims.refusals import RefusalClaims
+from runstate.conformance.claims.tombstones import TombstoneClaims
 from runstate.conformance.history import check_histories, how_default
 from runstate.conformance.opener import Opener
 from runstate.logs.log import Capability, EventLog
@@ -28,6 +29,7 @@ class LogConformance(
     FeedClaims,
     SnapshotClaims,
     DeletionClaims,
+    TombstoneClaims,
     AdoptionClaims,
     ModelClaims,
     BlobClaims,

@@ -9,13 +9,14 @@ import pytest
 
 from runstate.conformance.claims.feeds import check_complete, follow, write
 from runstate.conformance.claims.keepings import delete_again_and_again
+from runstate.conformance.claims.tombstones import tombstone_of
 from runstate.conformance.fixtures import LogKit, needs
 from runstate.conformance.notes import keys, notes, numbered, snapshot, stored
 from runstate.conformance.opener import Opener
 from runstate.conformance.threads import meanwhile, race, race_all
 from runstate.conformance.workers import Acknowledged, Worker, check_stored
 from runstate.conformance.writer import Task
-from runstate.errors import SequenceConflict
+from runstate.errors import SequenceConflict, StreamDeleted
 from runstate.logs.log import Capability, EventLog
 
 
@@ -63,6 +64,14 @@ class MultiProcessLogConformance(LogKit):
         opener().delete_stream("s")
         assert log.read("s") == []
         assert log.append("s", notes("a"))[0].seq == 1
+
+    @needs(Capability.DELETE)
+    def test_a_tombstone_that_another_handle_left_is_respected(self, log: EventLog, opener: Opener) -> None:
+        log.append("s", notes("a", "b"))
+        opener().delete_stream("s", tombstone=tombstone_of("s"))
+        with pytest.raises(StreamDeleted):
+            log.append("s", notes("c"))
+        assert opener().tombstone("s") == tombstone_of("s")
 
     @needs(Capability.SNAPSHOTS)
     def test_another_handle_cannot_take_a_snapshot_backwards(self, log: EventLog, opener: Opener) -> None:

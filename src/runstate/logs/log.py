@@ -24,6 +24,7 @@ from runstate.errors import (
     Truncated,
     Unsupported,
 )
+from runstate.logs.tombstones import Tombstone as Tombstone  # Part of the port.
 from runstate.models.canonical import digest
 from runstate.models.model import Draft as Draft  # Part of the port, as `check_stream` is.
 from runstate.models.model import check_stream as check_stream
@@ -162,6 +163,7 @@ class EventLog(Protocol):
         Raises:
             ModelMismatch: the stream records another model than the drafts, or the drafts are of several; nothing was
                 written, and the answer is the same for a retry.
+            StreamDeleted: the stream has a tombstone; nothing was written. A store answers a retry from the archive.
             SequenceConflict: the stream is not at `expected_seq`; read again and decide again.
             AppendOutcomeUnknown: the batch may or may not be stored; send the same keys again.
             LogBusy, LogFull, LogClosed: nothing was written.
@@ -175,7 +177,7 @@ class EventLog(Protocol):
 
         For copies and restored archives, never for new facts. They are of this stream, ascending. Those that the stream
         holds already, just so, are passed over; the rest is appended with its own seqs, and is as durable as an append.
-        Returns how many were new.
+        A stream that has a tombstone comes back. Returns how many were new.
 
         Raises:
             ModelMismatch: the stream records another model than `model`.
@@ -228,15 +230,23 @@ class EventLog(Protocol):
         """Keep a snapshot. One that is older than what is kept, by the same version of its model, is ignored."""
         ...
 
-    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
+    def delete_stream(
+        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+    ) -> None:
         """Delete a whole stream with its snapshots. Never a single event.
 
         With `expected_seq`, only if the stream ends there: what was appended after the caller has looked is not lost.
+        With `tombstone`, the log keeps it in the same step, and refuses appends that would begin the stream again.
+        Without, an earlier tombstone is forgotten, also where it is all that is left.
 
         Raises:
-            StreamNotFound: there is no such stream.
+            StreamNotFound: there is no such stream, and no tombstone to forget.
             SequenceConflict: the stream is not at `expected_seq`; nothing was deleted.
         """
+        ...
+
+    def tombstone(self, stream: str) -> Tombstone | None:
+        """What is remembered of a deleted stream; None if there is such a stream, or never was one."""
         ...
 
     def verify(self, stream: str | None = None) -> Iterator[Finding]:

@@ -1,47 +1,54 @@
-"""Deleting a stream's directory: one rename takes all of it away, and what a crash leaves of that is swept up later."""
+"""What a log remembers of a stream that retention has deleted.
+
+Without it, a late retry would begin the stream again at seq 1, and its archived history could never come back.
+"""
 
 from __future__ import annotations
 
-from contextlib import suppress
-from pathlib import PurePath
+from collections.abc import Sequence
 
-from runstate.logs.directories import names_in, remove_tree
-from runstate.logs.disk import Disk, temp_target
+import msgspec
 
-_tombstone = ".deleted"
-
-
-def is_tombstone(name: str) -> bool:
-    return temp_target(name) == _tombstone
+from runstate.errors import StreamDeleted
+from runstate.models.model import Draft
 
 
-def bury(disk: Disk, home: PurePath, lock: PurePath) -> None:
-    """Delete a stream's directory and the file of its lock, which the caller holds.
+class Tombstone(msgspec.Struct, frozen=True, rename="camel"):
+    """A deleted stream. It counts as long as the stream has no events: `adopt` brings the stream back."""
 
-    Raises:
-        OSError: the stream is as it was, or it is gone and a power cut may bring it back.
+    stream: str
+    last_seq: int
+    """Where the stream ended."""
+    digest: str = ""
+    """SHA-256 of its events as the archive holds them; empty if it was not archived."""
+    archive: str = ""
+    """The URL of the archive that holds it; empty if it was not archived."""
+    deleted_at: str = ""
+
+
+def check_not_deleted(stream: str, tombstone: Tombstone | None, drafts: Sequence[Draft]) -> None:
     """
-    tombstone = disk.temp_name(home.parent / _tombstone)
-    disk.rename(home, tombstone)
-    disk.sync_directory(home.parent)
-    with suppress(OSError):  # What cannot be removed now is swept up by a later deletion.
-        remove_tree(disk, tombstone)
-    # Whoever has opened the lock's file meanwhile finds it unlinked, and tries again with a new one.
-    with suppress(OSError):
-        disk.remove(lock)
+    Raises:
+        StreamDeleted: the stream was deleted, and this append would begin it again.
+    """
+    if tombstone is None or not drafts:
+        return
+    where = f"It is in {tombstone.archive}" if tombstone.archive else "It was not archived"
+    way_out = "restore it there first, with 'runstate restore'" if tombstone.archive else "use another stream id"
+    raise StreamDeleted(
+        f"The stream {stream!r} was deleted at seq {tombstone.last_seq}, on {tombstone.deleted_at}. {where}: to append "
+        f"new events, {way_out}",
+        **msgspec.to_builtins(tombstone),
+    )
 
 
-class Sweeper:
-    """Finishes, once, what deletions of processes that were killed have left in a directory of streams."""
+def encode_tombstone(tombstone: Tombstone) -> bytes:
+    return msgspec.json.encode(tombstone)
 
-    def __init__(self, disk: Disk, directory: PurePath) -> None:
-        self._disk, self._directory = disk, directory
-        self._is_done = False
 
-    def sweep(self) -> None:
-        if self._is_done:
-            return
-        self._is_done = True
-        for name in names_in(self._disk, self._directory):
-            if is_tombstone(name):
-                remove_tree(self._disk, self._directory / name)
+def decode_tombstone(data: bytes) -> Tombstone:
+    """
+    Raises:
+        msgspec.DecodeError: it is no tombstone.
+    """
+    return msgspec.json.decode(data, type=Tombstone)

@@ -64,6 +64,7 @@ calls = [
     Call("verify", lambda log, stream: list(log.verify(stream))),
     Call("load_snapshot", lambda log, stream: log.load_snapshot(stream, "notes"), Capability.SNAPSHOTS),
     Call("save_snapshot", lambda log, stream: log.save_snapshot(stream, snapshot(1)), Capability.SNAPSHOTS),
+    Call("tombstone", lambda log, stream: log.tombstone(stream)),
     Call("delete_stream", lambda log, stream: log.delete_stream(stream), Capability.DELETE),
     Call("adopt", lambda log, stream: log.adopt(stream, as_held(stream, notes("x"))), Capability.ADOPT),
     Call("adopt-nothing", lambda log, stream: log.adopt(stream, []), Capability.ADOPT),

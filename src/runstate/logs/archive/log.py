@@ -30,6 +30,7 @@ from runstate.logs.log import (
     Record,
     StoredSnapshot,
     StreamInfo,
+    Tombstone,
     check_limit,
     refuse,
 )
@@ -150,8 +151,15 @@ class ArchiveLog(Handle):
     def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
         self._refuse_change(stream)
 
-    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
+    def delete_stream(
+        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+    ) -> None:
         self._refuse_change(stream)
+
+    def tombstone(self, stream: str) -> Tombstone | None:
+        check_stream(stream)
+        self._check_open()
+        return None
 
     def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
         self._refuse_change(stream)

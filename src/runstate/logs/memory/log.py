@@ -20,6 +20,7 @@ from runstate.logs.log import (
     Record,
     StoredSnapshot,
     StreamInfo,
+    Tombstone,
     check_expected,
     check_limit,
     decimal_position,
@@ -27,6 +28,7 @@ from runstate.logs.log import (
     refuse,
 )
 from runstate.logs.stream_models import check_model, shared_model
+from runstate.logs.tombstones import check_not_deleted
 from runstate.models.canonical import digest
 from runstate.models.model import Draft, check_stream
 
@@ -48,6 +50,7 @@ class MemoryLog:
         self._streams: dict[str, list[Record]] = {}
         self._keys: dict[str, dict[str, Record]] = {}
         self._models: dict[str, str] = {}
+        self._tombstones: dict[str, Tombstone] = {}
         self._feed: list[tuple[int, Record]] = []
         self._last_position = 0
         self._snapshots: dict[str, dict[str, StoredSnapshot]] = {}
@@ -58,6 +61,7 @@ class MemoryLog:
         check_stream(stream)
         with self._open():
             model = check_model(stream, self._models.get(stream, ""), shared_model(stream, drafts))
+            check_not_deleted(stream, self._tombstones.get(stream), drafts)
             records, keys = self._streams.get(stream, []), self._keys.get(stream, {})
             persisted_at = now()
             results: list[AppendResult] = []
@@ -89,6 +93,8 @@ class MemoryLog:
                 if record.key in keys:
                     raise key_taken(record, last_seq)
             self._keep(stream, new, model)
+            if new:
+                self._tombstones.pop(stream, None)
             return len(new)
 
     def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
@@ -151,15 +157,26 @@ class MemoryLog:
             if old is None or old.version != snapshot.version or snapshot.seq >= old.seq:
                 kept[snapshot.model] = snapshot
 
-    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
+    def delete_stream(
+        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+    ) -> None:
         check_stream(stream)
         with self._open():
             if (records := self._streams.get(stream)) is None:
+                if tombstone is None and self._tombstones.pop(stream, None) is not None:
+                    return
                 raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
             check_expected(stream, records[-1].seq, expected_seq)
+            if tombstone is not None:
+                self._tombstones[stream] = tombstone
             del self._streams[stream], self._keys[stream], self._models[stream]
             self._snapshots.pop(stream, None)
             self._feed = [entry for entry in self._feed if entry[1].stream != stream]
+
+    def tombstone(self, stream: str) -> Tombstone | None:
+        check_stream(stream)
+        with self._open():
+            return self._tombstones.get(stream)
 
     def verify(self, stream: str | None = None) -> Iterator[Finding]:
         """Nothing: what is in memory is as it was put there."""

@@ -40,7 +40,7 @@ from runstate.logs.ndjson.reading import Mark, View, extent, read_head
 from runstate.logs.ndjson.recovery import Held, repair
 from runstate.logs.ndjson.run import Gone, Job, Run
 from runstate.logs.ndjson.verify import verify_run
-from runstate.logs.tombstones import Sweeper, bury
+from runstate.logs.removed_directories import Sweeper, remove_directory
 from runstate.models.model import Draft, check_file_stream
 
 writers_max = 128
@@ -187,7 +187,7 @@ class NdjsonLog(Handle):
             if expected_seq is not None:
                 check_expected(stream, run.load().seq, expected_seq)
             run.forget()
-            bury(self._disk, run.files.home, run.files.lock)
+            remove_directory(self._disk, run.files.home, run.files.lock)
             run.close()
             with self._gate:
                 del self._runs[stream]

@@ -21,10 +21,10 @@ from runstate.logs.blobs import Blobs
 from runstate.logs.directories import LOCKS, directory_name, lock_in, names_in, streams_among
 from runstate.logs.disk import TEMP, Disk, LockBusy
 from runstate.logs.log import BlobRef, blob_digest, blob_refs
+from runstate.logs.removed_directories import is_removed
 from runstate.logs.segments.damage import damaged
 from runstate.logs.segments.files import BLOBS, SESSIONS, SessionFiles
 from runstate.logs.segments.verify import examine
-from runstate.logs.tombstones import is_tombstone
 
 _unfinished_pattern = re.compile(rf"[0-9a-f]{{64}}{TEMP}")
 """What a killed writer leaves of a blob."""
@@ -167,7 +167,7 @@ def _streams(disk: Disk, root: PurePath) -> list[str]:
     """
     names: list[str] = []
     with _unless_gone(disk, root / SESSIONS):
-        names = [name for name in disk.names(root / SESSIONS) if not is_tombstone(name)]
+        names = [name for name in disk.names(root / SESSIONS) if not is_removed(name)]
     streams = streams_among(names, "", None)
     if odd := sorted({*names} - {directory_name(stream) for stream in streams}):
         message = f"{SESSIONS}/{odd[0]} is no session of this log, and may refer to blobs; move it out, or delete it"

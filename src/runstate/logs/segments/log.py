@@ -34,6 +34,7 @@ from runstate.logs.log import (
     check_limit,
     refuse,
 )
+from runstate.logs.removed_directories import Sweeper, remove_directory
 from runstate.logs.segments.collection import Collected, Holds, collect
 from runstate.logs.segments.compaction import Limits
 from runstate.logs.segments.damage import damage_finding
@@ -43,7 +44,6 @@ from runstate.logs.segments.recovery import cut_back, settle
 from runstate.logs.segments.session import Session
 from runstate.logs.segments.snapshots import Kept, read_snapshot, write_snapshot
 from runstate.logs.segments.verify import examine, verify_session
-from runstate.logs.tombstones import Sweeper, bury
 from runstate.models.model import Draft, check_file_stream
 
 sessions_max = 128
@@ -207,7 +207,7 @@ class SegmentsLog(Handle):
             if expected_seq is not None:
                 check_expected(stream, session.load().events, expected_seq)
             session.forget()
-            bury(self._disk, session.files.home, session.files.lock)
+            remove_directory(self._disk, session.files.home, session.files.lock)
 
     def files_beside(self, stream: str) -> list[str]:
         check_file_stream(stream)

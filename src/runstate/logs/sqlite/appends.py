@@ -10,11 +10,14 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from runstate.errors import ModelMismatch, RunstateError, SequenceConflict
+import msgspec
+
+from runstate.errors import ModelMismatch, RunstateError, SequenceConflict, StreamDeleted, StreamNotFound
 from runstate.logs.adoption import key_taken, new_records
 from runstate.logs.log import AppendResult, Record, check_expected
 from runstate.logs.stored_rows import checksum
 from runstate.logs.stream_models import check_model, shared_model
+from runstate.logs.tombstones import Tombstone, check_not_deleted
 from runstate.models.model import Draft
 
 _move_head = """
@@ -42,6 +45,12 @@ WHERE stream_id = ? AND seq BETWEEN ? AND ?
 """
 _select_key = "SELECT event_id, seq, persisted_at, body FROM events WHERE stream_id = ? AND key = ?"
 
+_select_tombstone = "SELECT stream, last_seq, digest, archive, deleted_at FROM tombstones WHERE stream = ?"
+_put_tombstone = (
+    "INSERT OR REPLACE INTO tombstones (stream, last_seq, digest, archive, deleted_at) VALUES (?, ?, ?, ?, ?)"
+)
+_drop_tombstone = "DELETE FROM tombstones WHERE stream = ?"
+
 Row = tuple[int, int, str, str, str, str, str, str, int, bytes]
 
 
@@ -59,20 +68,28 @@ class Heads:
         self._known: dict[str, tuple[int, int, str]] = {}
 
     def claim(
-        self, connection: sqlite3.Connection, stream: str, tenant: str, model: str, count: int, persisted_at: str
+        self,
+        connection: sqlite3.Connection,
+        stream: str,
+        drafts: Sequence[Draft],
+        model: str,
+        persisted_at: str,
     ) -> tuple[int, int]:
-        """Move a stream's head by `count`, or make it. Returns its number, and the seq that it was at.
+        """Move a stream's head by the number of drafts, or make it. Returns its number, and the seq that it was at.
 
         Raises:
             ModelMismatch: the stream records another model; nothing was changed.
+            StreamDeleted: it has a tombstone; nothing was changed.
         """
+        count = len(drafts)
         stream_id, seq, recorded = self._known.get(stream, (0, 0, ""))
         # Another process may have moved the head since, or deleted the stream: then this changes no row.
         moved = (seq + count, count, persisted_at, recorded, stream_id, stream, seq, recorded)
         if stream_id == 0 or recorded != model or connection.execute(_move_head, moved).rowcount == 0:
             found = connection.execute(_select_head, (stream,)).fetchone()
             if found is None:
-                opening = (stream, tenant, count, count, persisted_at, persisted_at, model)
+                check_not_deleted(stream, find_tombstone(connection, stream), drafts)
+                opening = (stream, drafts[0].tenant, count, count, persisted_at, persisted_at, model)
                 stream_id, seq = connection.execute(_insert_head, opening).lastrowid or 0, 0
             else:
                 stream_id, seq, recorded = found
@@ -109,7 +126,8 @@ def append_new(connection: sqlite3.Connection, heads: Heads, appends: Sequence[A
     """Write a group in which no key is known, and give each append its result.
 
     Raises:
-        KnownKey: one is, or a stream is not where a caller thinks it is, which may be a retry too; or of another model.
+        KnownKey: one is, or a stream is not where a caller thinks it is, which may be a retry too; or of another model,
+            or deleted.
     """
     by_stream: dict[str, list[Append]] = {}
     for append in appends:
@@ -121,8 +139,8 @@ def append_new(connection: sqlite3.Connection, heads: Heads, appends: Sequence[A
         if any(append.model != model for append in group):
             raise KnownKey
         try:
-            stream_id, seq = heads.claim(connection, stream, drafts[0].tenant, model, len(drafts), persisted_at)
-        except ModelMismatch as error:
+            stream_id, seq = heads.claim(connection, stream, drafts, model, persisted_at)
+        except (ModelMismatch, StreamDeleted) as error:
             raise KnownKey from error
         previous = _previous(connection, stream_id, seq, drafts)
         for append in group:
@@ -148,14 +166,15 @@ def append_checked(connection: sqlite3.Connection, heads: Heads, appends: Sequen
         append.error = None
         try:
             check_model(append.stream, recorded, append.model)
+            if row is None:
+                check_not_deleted(append.stream, find_tombstone(connection, append.stream), append.drafts)
             if new:
                 check_expected(append.stream, seq, append.expected_seq)
-        except (ModelMismatch, SequenceConflict) as error:
+        except (ModelMismatch, SequenceConflict, StreamDeleted) as error:
             append.error = error
             continue
         if new:
-            claimed = (append.stream, new[0].tenant, append.model, len(new), persisted_at)
-            stream_id, seq = heads.claim(connection, *claimed)
+            stream_id, seq = heads.claim(connection, append.stream, new, append.model, persisted_at)
         rows: list[Row] = []
         previous = _previous(connection, stream_id, seq, new)
         results = dict(zip(unknown, _add_rows(rows, stream_id, seq, new, persisted_at, previous), strict=True))
@@ -185,7 +204,36 @@ def adopt_rows(connection: sqlite3.Connection, stream: str, records: Sequence[Re
         head = (stream, first.tenant, last.seq, len(new), first.persisted_at, last.persisted_at, model)
         (stream_id,) = connection.execute(_put_head, head).fetchone()
         connection.executemany(insert_event, [_row(stream_id, record) for record in new])
+        connection.execute(_drop_tombstone, (stream,))
     return len(new)
+
+
+def find_tombstone(connection: sqlite3.Connection, stream: str) -> Tombstone | None:
+    row = connection.execute(_select_tombstone, (stream,)).fetchone()
+    return None if row is None else Tombstone(*row)
+
+
+def delete_rows(
+    connection: sqlite3.Connection, stream: str, expected_seq: int | None, tombstone: Tombstone | None
+) -> None:
+    """
+    Raises:
+        StreamNotFound: there is no such stream, and no tombstone to forget.
+        SequenceConflict: the stream is not at `expected_seq`; nothing was deleted.
+    """
+    row = connection.execute(_select_head, (stream,)).fetchone()
+    if row is None and (tombstone is not None or find_tombstone(connection, stream) is None):
+        raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+    if row is not None:
+        stream_id, last_seq, _ = row
+        check_expected(stream, last_seq, expected_seq)
+        connection.execute("DELETE FROM streams WHERE id = ?", (stream_id,))
+        connection.execute("DELETE FROM snapshots WHERE stream_id = ?", (stream_id,))
+        connection.execute("DELETE FROM events WHERE stream_id = ?", (stream_id,))
+    if tombstone is None:
+        connection.execute(_drop_tombstone, (stream,))
+    else:
+        connection.execute(_put_tombstone, msgspec.structs.astuple(tombstone))
 
 
 def _row(stream_id: int, record: Record) -> Row:

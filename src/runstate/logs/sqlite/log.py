@@ -34,15 +34,15 @@ from runstate.logs.log import (
     Record,
     StoredSnapshot,
     StreamInfo,
+    Tombstone,
     blob_digest,
-    check_expected,
     check_limit,
     checked_blob,
     decimal_position,
     refuse,
 )
 from runstate.logs.permissions import denial, not_writable
-from runstate.logs.sqlite.appends import Append, adopt_rows
+from runstate.logs.sqlite.appends import Append, adopt_rows, delete_rows, find_tombstone
 from runstate.logs.sqlite.readers import Readers, ReadOnlyReaders, can_write
 from runstate.logs.sqlite.schema import check, prepare
 from runstate.logs.sqlite.verify import verify_file, verify_rest
@@ -261,21 +261,16 @@ class SqliteLog(Handle):
         values = [_values(stream, snapshot) for stream, snapshot in snapshots]
         self._writing().work(lambda connection: _save_all(connection, values), durable=False)
 
-    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
+    def delete_stream(
+        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+    ) -> None:
         check_stream(stream)
         self._check_open()
+        self._writing().work(lambda connection: delete_rows(connection, stream, expected_seq, tombstone))
 
-        def delete(connection: sqlite3.Connection) -> None:
-            row = connection.execute("SELECT id, last_seq FROM streams WHERE stream = ?", (stream,)).fetchone()
-            if row is None:
-                raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-            stream_id, last_seq = row
-            check_expected(stream, last_seq, expected_seq)
-            connection.execute("DELETE FROM streams WHERE id = ?", (stream_id,))
-            connection.execute("DELETE FROM snapshots WHERE stream_id = ?", (stream_id,))
-            connection.execute("DELETE FROM events WHERE stream_id = ?", (stream_id,))
-
-        self._writing().work(delete)
+    def tombstone(self, stream: str) -> Tombstone | None:
+        check_stream(stream)
+        return self._read(lambda reader: find_tombstone(reader, stream))
 
     def verify(self, stream: str | None = None) -> Iterator[Finding]:
         if stream is not None:

@@ -69,6 +69,21 @@ BEGIN SELECT RAISE(ABORT, 'events are append-only: delete the whole stream'); EN
 
 _version_2 = """
 ALTER TABLE streams ADD COLUMN model TEXT NOT NULL DEFAULT '';
+
+CREATE TABLE tombstones (
+    stream     TEXT PRIMARY KEY,
+    last_seq   INTEGER NOT NULL,
+    digest     TEXT NOT NULL,
+    archive    TEXT NOT NULL,
+    deleted_at TEXT NOT NULL
+) WITHOUT ROWID;
+
+-- INSERT OR REPLACE deletes the row in its way without firing delete triggers.
+CREATE TRIGGER events_are_never_replaced BEFORE INSERT ON events
+WHEN EXISTS (SELECT 1 FROM events WHERE stream_id = NEW.stream_id AND seq = NEW.seq)
+    OR EXISTS (SELECT 1 FROM events WHERE stream_id = NEW.stream_id AND key = NEW.key)
+    OR EXISTS (SELECT 1 FROM events WHERE position = NEW.position)
+BEGIN SELECT RAISE(ABORT, 'events are append-only: correct a fact by a later fact'); END;
 """
 
 migrations = [_version_1, _version_2]
@@ -117,6 +132,8 @@ def read_unmigrated(connection: sqlite3.Connection) -> None:
     if columns.fetchone() is None:
         # A temporary view hides the table of the same name from this connection's queries.
         connection.execute("CREATE TEMP VIEW IF NOT EXISTS streams AS SELECT *, '' AS model FROM main.streams")
+        none = "SELECT '' AS stream, 0 AS last_seq, '' AS digest, '' AS archive, '' AS deleted_at WHERE 0"
+        connection.execute(f"CREATE TEMP VIEW IF NOT EXISTS tombstones AS {none}")
 
 
 def _version(connection: sqlite3.Connection) -> int:

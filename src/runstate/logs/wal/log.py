@@ -33,8 +33,8 @@ from runstate.logs.log import (
     check_limit,
     refuse,
 )
+from runstate.logs.removed_directories import Sweeper, remove_directory
 from runstate.logs.stream_models import check_model
-from runstate.logs.tombstones import Sweeper, bury
 from runstate.logs.wal.compaction import checkpoint, is_newer
 from runstate.logs.wal.files import WAL, StreamFiles, own_files
 from runstate.logs.wal.ledger import read_ledger
@@ -290,7 +290,7 @@ class WalLog(Handle):
                 raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
             check_expected(stream, held.last_seq, expected_seq)
             writer.forget()
-            bury(self._disk, writer.files.home, writer.files.lock)
+            remove_directory(self._disk, writer.files.home, writer.files.lock)
             writer.closed = True
 
     def files_beside(self, stream: str) -> list[str]:
