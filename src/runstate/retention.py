@@ -36,7 +36,7 @@ from runstate.logs.archive.packs import ArchivedRun, Unfit, encode_line
 from runstate.logs.archive.reading import Contents, Copy, is_intact
 from runstate.logs.archive.writing import PackWriter, settle
 from runstate.logs.directories import DirectoryLog
-from runstate.logs.log import Capability, EventLog, Record, StreamInfo
+from runstate.logs.log import Capability, EventLog, Record, StreamInfo, Tombstone, now
 from runstate.logs.stream_models import check_model
 from runstate.models.model import AnyModel
 from runstate.store import Store
@@ -203,7 +203,7 @@ class Archiver:
             # A stream of the same length that was begun since is another one.
             if self._log.stream(info.stream) not in (info, None):
                 return self._told(info, "moved_on", run)
-            self._log.delete_stream(info.stream, expected_seq=run.last_seq)
+            self._log.delete_stream(info.stream, expected_seq=run.last_seq, tombstone=self._tombstone(run))
         except StreamNotFound:
             return self._told(info, "gone", run)
         except SequenceConflict:
@@ -211,6 +211,9 @@ class Archiver:
         except LogBusy:
             return self._told(info, "busy", run)
         return self._told(info, done, run)
+
+    def _tombstone(self, run: ArchivedRun) -> Tombstone:
+        return Tombstone(run.stream, run.last_seq, run.sha256, self._directory.url, now())
 
     def _told(self, info: StreamInfo, what: What, run: ArchivedRun) -> RunOutcome:
         return RunOutcome(info.stream, what, run.events, run.bytes)

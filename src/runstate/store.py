@@ -21,10 +21,11 @@ from runstate.errors import (
     KeyMismatch,
     RunstateError,
     SequenceConflict,
-    StreamNotFound,
+    StreamDeleted,
     Truncated,
 )
-from runstate.logs.log import AppendResult, EventLog, StoredSnapshot, StreamInfo, check_after, now
+from runstate.logs.archived_streams import answer_from_archive, find_event, source_of, stream_not_found
+from runstate.logs.log import AppendResult, EventLog, StoredSnapshot, StreamInfo, Tombstone, check_after, now
 from runstate.logs.pairing import model_for
 from runstate.logs.registry import open_log
 from runstate.logs.stream_models import check_model
@@ -35,6 +36,7 @@ from runstate.models.engine.state import RunSnapshot
 from runstate.models.model import AlertSink, AnyModel, Draft, E, Model, S, W
 from runstate.models.model_errors import translate_model_errors
 from runstate.models.registry import find_model
+from runstate.models.transitions import check_possible
 from runstate.producer import RunProducer
 from runstate.snapshots import Snapshots, StoredState
 
@@ -93,7 +95,10 @@ def open(
 
 
 class Store(Generic[W, E, S]):
-    """Typed events in, state out. Safe to share between threads."""
+    """Typed events in, state out. Safe to share between threads.
+
+    Whatever reads a stream that records another model raises ModelMismatch.
+    """
 
     def __init__(
         self,
@@ -178,24 +183,22 @@ class Store(Generic[W, E, S]):
         names = {"tenant": tenant, "project": project, "environment": environment}
         return RunProducer(self, run_id, **names, plan=plan, plan_version=plan_version)
 
-    def delete_stream(self, stream: str) -> None:
-        """Delete a whole stream, for retention.
+    def delete_stream(self, stream: str, *, forget: bool = False) -> None:
+        """Delete a whole stream. Later appends are refused, so that no late retry begins it again, unless `forget`.
 
         Raises:
             StreamNotFound: there is no such stream.
         """
-        self.log.delete_stream(stream)
+        info = self.log.stream(stream)
+        tombstone = None if forget or info is None else Tombstone(stream, info.last_seq, deleted_at=now())
+        self.log.delete_stream(stream, tombstone=tombstone)
         self.snapshots.forget(stream)
         self._checked.discard(stream)
 
     # --- reading ---------------------------------------------------------------------------------------
 
     def fetch_events(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[E]:
-        """At most `limit` events with `seq > after_seq`, ascending; empty for a stream that is not there.
-
-        Raises:
-            ModelMismatch: the stream records another model. So does everything else here that reads a stream.
-        """
+        """At most `limit` events with `seq > after_seq`, ascending; empty for a stream that is not there."""
         check_after(after_seq)
         self._check_model(stream)
         return [self.model.decode(record.body) for record in self.log.read(stream, after_seq=after_seq, limit=limit)]
@@ -235,7 +238,7 @@ class Store(Generic[W, E, S]):
         if seq is not None and at is not None:
             raise ValueError("seq and at are two ways to say one thing; give one of them")
         if self._info(stream) is None:
-            raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+            raise stream_not_found(self.log, stream)
         until = seq if at is None else seq_at(self.log, stream, at)
         try:
             return self._fold(self.model.initial(stream), stream, 0, until)
@@ -243,9 +246,14 @@ class Store(Generic[W, E, S]):
             return self._state_at(stream, until)
 
     def current_state(self, stream: str) -> S:
-        """The state now: the snapshot on file brought up to date. The initial state where there is no stream."""
-        self._check_model(stream)
-        return self._state_at(stream, None)
+        """The state now: the stored snapshot brought up to date. The initial state where there is no stream.
+
+        Of a stream that was moved to an archive, it is the last state there.
+        """
+        if self._info(stream) is not None or (source := source_of(self.log, stream)) is self.log:
+            return self._state_at(stream, None)
+        with translate_model_errors(self.model, stream):
+            return self.model.fold(self.model.initial(stream), source.lines(stream))
 
     def diff(self, stream: str, *, from_seq: int, to_seq: int) -> list[Change]:
         """What changed in the state between two places in the stream."""
@@ -254,8 +262,8 @@ class Store(Generic[W, E, S]):
         return changes(msgspec.json.decode(before), msgspec.json.decode(after))
 
     def holds_key(self, stream: str, key: str) -> bool:
-        """Whether the stream holds an event under this idempotency key."""
-        return self.log.find(stream, key) is not None
+        """Whether the stream, or the archive that it was moved to, holds an event under this idempotency key."""
+        return find_event(self.log, stream, key) is not None
 
     def rebuild_snapshot(self, stream: str) -> StoredSnapshot:
         """Fold the stream from its first event and keep the result in place of what was kept.
@@ -275,7 +283,7 @@ class Store(Generic[W, E, S]):
         """
         info = self._info(stream)
         if info is None:
-            raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+            raise stream_not_found(self.log, stream)
         return self.snapshots.of(self.snapshot_at(stream, seq=info.last_seq), info.last_seq)
 
     def close(self) -> None:
@@ -324,10 +332,11 @@ class Store(Generic[W, E, S]):
         return stream, draft
 
     def _append(self, stream: str, drafts: list[Draft], expected_seq: int | None) -> list[AppendResult]:
-        if self._check_transitions:
-            results = self._append_possible(stream, drafts, expected_seq)
-        else:
-            results = self.log.append(stream, drafts, expected_seq=expected_seq)
+        append = self._append_possible if self._check_transitions else self.log.append
+        try:
+            results = append(stream, drafts, expected_seq=expected_seq)
+        except StreamDeleted:
+            results = answer_from_archive(self.log, stream, drafts)
         for draft, result in zip(drafts, results, strict=True):
             if result.mismatch:
                 self.alerts.raise_once(content_mismatch(stream, draft, result))
@@ -342,7 +351,7 @@ class Store(Generic[W, E, S]):
             return [(record.seq, record.body) for record in records]
         return [(result.seq, draft.render(result.seq, result.persisted_at)) for draft, result in new]
 
-    def _append_possible(self, stream: str, drafts: list[Draft], expected_seq: int | None) -> list[AppendResult]:
+    def _append_possible(self, stream: str, drafts: list[Draft], *, expected_seq: int | None) -> list[AppendResult]:
         """Append only what is possible in the state that the stream is in, whoever else appends meanwhile."""
         while True:
             seq = self._refuse_impossible(stream, drafts)
@@ -358,20 +367,14 @@ class Store(Generic[W, E, S]):
         Raises:
             InvalidTransition: with the `index` of the draft; the same answer as long as the stream stays as it is.
         """
-        info = self._info(stream)
+        if (info := self._info(stream)) is None and self.log.tombstone(stream) is not None:
+            return 0  # The append meets the tombstone.
         seq = 0 if info is None else info.last_seq
-        state, new = self._state_at(stream, seq), set[str]()
+        new: dict[str, tuple[int, Draft]] = {}
         for index, draft in enumerate(drafts):
-            if draft.key in new or self.holds_key(stream, draft.key):
-                continue  # A retry: its first answer stands.
-            new.add(draft.key)
-            line = draft.render(seq + len(new), now())
-            for refusal in self.model.checked_refusals(state, self.model.decode(line)):
-                error = InvalidTransition(f"{draft.type} is impossible: {refusal.why}; nothing was written")
-                error.details |= {n: v for n, v in refusal.details.items() if n not in ("runSeq", "persistedAt")}
-                error.details |= {"refusal": refusal.code, "index": index}
-                raise error
-            state = self.model.fold(state, [line])
+            if self.log.find(stream, draft.key) is None:  # Otherwise it is a retry: its first answer stands.
+                new.setdefault(draft.key, (index, draft))
+        check_possible(self.model, self._state_at(stream, seq), seq, new.values())
         return seq
 
     def _state_at(self, stream: str, until_seq: int | None, stored: StoredSnapshot | None = None) -> S:

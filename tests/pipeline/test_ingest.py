@@ -95,7 +95,7 @@ def test_a_stream_that_was_begun_again_is_refused_and_told_once(spark: SparkSess
     before = lines_in(to)
     (stream, lines), _ = histories("engine", runs=2).items()
     with open_store(url, "engine", on_alert=lambda alert: None) as store:
-        store.delete_stream(stream)
+        store.delete_stream(stream, forget=True)
         store.append_events([store.model.parse(line) for line in lines[1:]])
     ingest(spark, url, to, model="engine")
     assert ingest(spark, url, to, model="engine").commit == 2

@@ -118,7 +118,7 @@ def test_a_stream_that_was_begun_again_is_folded_from_its_beginning(spark: Spark
     # Neither the first nor the last of its file, and now with fewer events than before.
     _, (stream, lines), _ = histories("engine", runs=3).items()
     with open_store(url, "engine", snapshot_every=0, on_alert=lambda alert: None) as store:
-        store.delete_stream(stream)
+        store.delete_stream(stream, forget=True)
         store.append_events([store.model.parse(line) for line in lines[2:]])
         # More that is new, behind it: the files of both replays then have to be merged.
         for later in histories("engine", seed=7, runs=2).values():

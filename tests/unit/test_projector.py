@@ -397,7 +397,7 @@ def test_a_stream_that_was_deleted_and_begun_again_is_projected_anew(
     store.append_events([write("Note", attempt=number) for number in range(1, 6)])
     projector = Projector(store)
     projector.poll()
-    store.delete_stream("r-1")
+    store.delete_stream("r-1", forget=True)
     monkeypatch.setattr("runstate.logs.memory.log.now", lambda: "2030-01-01T00:00:00.000Z")
     monkeypatch.setattr("runstate.logs.sqlite.writer.now", lambda: "2030-01-01T00:00:00.000Z")
     store.append_event(write("RunStarted"))

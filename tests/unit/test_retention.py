@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import pytest
@@ -17,7 +18,7 @@ from tests.log_urls import durable_schemes, servers, url_at
 
 import runstate
 from runstate.conformance.notes import note, numbered, stored
-from runstate.errors import LogBusy, LogDamaged, NotALog, Unsupported
+from runstate.errors import LogBusy, LogDamaged, NotALog, StreamDeleted, StreamNotFound, Unsupported
 from runstate.logs.archive import ArchiveLog, writing
 from runstate.logs.archive.directory import ArchiveDirectory
 from runstate.logs.log import Capability, EventLog, Record
@@ -546,3 +547,100 @@ def test_a_time_that_is_none_makes_no_run_old(tmp_path: Path) -> None:
     archiver = Archiver(log, ENGINE, ArchiveDirectory(tmp_path), everything)
     assert list(archiver.run(infos(log))) == []
     assert archiver.passed_over == {"recent": 1}
+
+
+# --- what the log remembers ------------------------------------------------------------------------------------------
+
+
+def late_events(log: EventLog, run: str) -> list[Any]:
+    """What a producer that did not hear its answers sends once more."""
+    return [ENGINE.parse(line) for line in histories("engine", 0, 8)[run]]
+
+
+def test_a_late_retry_is_answered_as_before_the_archive(log: EventLog, tmp_path: Path) -> None:
+    run = sorted(fill(log))[0]
+    store = Store(log, ENGINE, on_alert=lambda alert: None)
+    before = store.append_events(late_events(log, run))
+    archive_all(log, tmp_path / "archive")
+    assert store.append_events(late_events(log, run)) == before
+    assert store.append_event(late_events(log, run)[0]) == before[0]
+    assert log.stream(run) is None
+
+
+def test_a_retry_with_other_content_is_reported_as_before(log: EventLog, tmp_path: Path) -> None:
+    run = sorted(fill(log))[0]
+    archive_all(log, tmp_path / "archive")
+    alerts: list[str] = []
+    store = Store(log, ENGINE, on_alert=lambda alert: alerts.append(alert.code))
+    changed = msgspec.structs.replace(late_events(log, run)[0], payload={"changed": True})
+    assert store.append_event(changed).mismatch
+    assert alerts == ["IDEMPOTENCY_CONTENT_MISMATCH"]
+
+
+@pytest.mark.parametrize("check_transitions", [False, True])
+def test_new_events_of_an_archived_run_are_refused_with_its_address(
+    log: EventLog, tmp_path: Path, check_transitions: bool
+) -> None:
+    run = sorted(fill(log))[0]
+    archive_all(log, tmp_path / "archive")
+    store = Store(log, ENGINE, check_transitions=check_transitions, on_alert=lambda alert: None)
+    new = msgspec.structs.replace(late_events(log, run)[0], idempotency_key="new", event_id=str(uuid4()))
+    for events in ([new], [*late_events(log, run), new]):
+        with pytest.raises(StreamDeleted, match=f"archive:{tmp_path}/archive"):
+            store.append_events(events)
+    with pytest.raises(StreamNotFound, match=f"moved to archive:{tmp_path}/archive"):
+        store.project_snapshot(run)
+    assert log.stream(run) is None
+
+
+def test_a_producer_repeats_its_script_over_an_archived_run(log: EventLog, tmp_path: Path) -> None:
+    def script() -> list[int]:
+        with_producer = Store(log, ENGINE, on_alert=lambda alert: None).run("script", tenant="t", plan="p")
+        sent = [
+            with_producer.started(),
+            with_producer.step_started("s"),
+            with_producer.step_completed("s"),
+            with_producer.completed(),
+        ]
+        return [result.seq for result in sent]
+
+    first = script()
+    archive_all(log, tmp_path / "archive")
+    assert log.stream("script") is None
+    assert script() == first
+    assert log.stream("script") is None
+
+
+def test_a_restored_run_takes_new_events_and_is_archived_again(log: EventLog, tmp_path: Path) -> None:
+    run = sorted(fill(log))[0]
+    archive_all(log, tmp_path / "archive")
+    Store(log, ENGINE, on_alert=lambda alert: None).append_events(late_events(log, run))
+    assert restore_all(tmp_path / "archive", log)[run] == "restored"
+    assert log.tombstone(run) is None
+    note_ = msgspec.structs.replace(
+        late_events(log, run)[0], event_type="Note", idempotency_key="later", event_id=str(uuid4()), payload={}
+    )
+    assert Store(log, ENGINE, on_alert=lambda alert: None).append_event(note_).persisted
+    assert outcomes(archive_all(log, tmp_path / "archive"))[run] == "archived"
+    assert restore_all(tmp_path / "archive", log)[run] == "restored"
+
+
+def test_an_archive_that_is_gone_refuses_the_retry_and_says_what_to_do(log: EventLog, tmp_path: Path) -> None:
+    run = sorted(fill(log))[0]
+    archive_all(log, tmp_path / "archive")
+    (tmp_path / "archive").rename(tmp_path / "moved")
+    store = Store(log, ENGINE, on_alert=lambda alert: None)
+    with pytest.raises(StreamDeleted, match="runstate restore"):
+        store.append_events(late_events(log, run))
+    assert restore_all(tmp_path / "moved", log)[run] == "restored"
+    assert not store.append_events(late_events(log, run))[0].persisted
+
+
+def test_a_deleted_stream_is_not_begun_again_unless_it_is_forgotten(log: EventLog) -> None:
+    run = sorted(fill(log))[0]
+    store = Store(log, ENGINE, on_alert=lambda alert: None)
+    store.delete_stream(run)
+    with pytest.raises(StreamDeleted, match="was deleted at seq"):
+        store.append_events(late_events(log, run))
+    store.delete_stream(run, forget=True)
+    assert store.append_events(late_events(log, run))[0].seq == 1

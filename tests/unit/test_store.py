@@ -1036,7 +1036,7 @@ def test_a_stream_that_is_not_there_cannot_be_deleted(open_store: Open) -> None:
 def test_a_stream_begun_again_is_a_new_one(open_store: Open, write: Write) -> None:
     store = open_store()
     store.append_events(a_run(write))
-    store.delete_stream("r-1")
+    store.delete_stream("r-1", forget=True)
     store.append_event(write("RunCancelled"))
     assert (stored_seq(store), same_as_replay(store)) == (1, True)
 

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from runstate.cli.output import counted, words
-from runstate.errors import StreamNotFound, UnknownModel
+from runstate.errors import UnknownModel
+from runstate.logs.archived_streams import stream_not_found
 from runstate.logs.log import EventLog, StreamInfo
 from runstate.logs.pairing import holds_others, model_for
 from runstate.logs.registry import open_log
@@ -84,7 +85,7 @@ class StreamStores:
         """
         info = self.log.stream(stream)
         if info is None:
-            raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+            raise stream_not_found(self.log, stream)
         return info
 
     def all(self, after: str = "") -> Iterator[StreamInfo]:

@@ -26,20 +26,25 @@ class Tombstone(msgspec.Struct, frozen=True, rename="camel"):
     deleted_at: str = ""
 
 
-def check_not_deleted(stream: str, tombstone: Tombstone | None, drafts: Sequence[Draft]) -> None:
+def check_not_deleted(tombstone: Tombstone | None, drafts: Sequence[Draft]) -> None:
     """
     Raises:
         StreamDeleted: the stream was deleted, and this append would begin it again.
     """
-    if tombstone is None or not drafts:
-        return
-    where = f"It is in {tombstone.archive}" if tombstone.archive else "It was not archived"
-    way_out = "restore it there first, with 'runstate restore'" if tombstone.archive else "use another stream id"
-    raise StreamDeleted(
-        f"The stream {stream!r} was deleted at seq {tombstone.last_seq}, on {tombstone.deleted_at}. {where}: to append "
-        f"new events, {way_out}",
-        **msgspec.to_builtins(tombstone),
-    )
+    if tombstone is not None and drafts:
+        raise deleted_error(tombstone)
+
+
+def deleted_error(tombstone: Tombstone) -> StreamDeleted:
+    """The refusal of an append to a deleted stream. Its details are those of the tombstone."""
+    if tombstone.archive:
+        message = (
+            f"The stream {tombstone.stream!r} was moved to {tombstone.archive} at seq {tombstone.last_seq}. To append "
+            "new events, bring it back first, with 'runstate restore'"
+        )
+    else:
+        message = f"The stream {tombstone.stream!r} was deleted at seq {tombstone.last_seq}. Append to another stream"
+    return StreamDeleted(message, **msgspec.to_builtins(tombstone))
 
 
 def encode_tombstone(tombstone: Tombstone) -> bytes:

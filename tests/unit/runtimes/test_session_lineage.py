@@ -348,7 +348,7 @@ def test_what_does_not_fit_is_refused_whole(desk: Desk) -> None:
 
 def test_a_session_that_was_deleted_is_gone_for_its_tokens_too(desk: Desk) -> None:
     place = desk.session()
-    desk.store.delete_stream("s-1")
+    desk.store.delete_stream("s-1", forget=True)
     assert failed(desk.sessions.advance(place.ack_token or "", "x")).code == "stream.not_found"
     desk.session(workflow=linear("other", "Something else", "And more"))
     with desk.untouched():
@@ -359,7 +359,7 @@ def test_a_session_that_was_deleted_is_gone_for_its_tokens_too(desk: Desk) -> No
 def test_a_session_that_another_process_has_begun_anew_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
     with desk_at(tmp_path, "sqlite") as ours, desk_at(tmp_path, "sqlite") as theirs:
         place = ours.session()
-        theirs.store.delete_stream("s-1")
+        theirs.store.delete_stream("s-1", forget=True)
         unwrap(theirs.sessions.create(session_id="s-1"))
         for number in range(3):
             unwrap(theirs.sessions.start_run("s-1", three_steps, run_id=f"new-{number}"))

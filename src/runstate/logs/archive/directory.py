@@ -10,6 +10,7 @@ DIR/.lock                         held by the one job that archives
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -44,6 +45,11 @@ class ArchiveDirectory:
     def __init__(self, root: PurePath, disk: Disk | None = None) -> None:
         self.root, self.packs = root, root / PACKS
         self.disk: Disk = disk or RealDisk(shared_below=root)
+
+    @property
+    def url(self) -> str:
+        """Its address, which does not depend on the working directory."""
+        return f"archive:{os.path.abspath(self.root)}"
 
     def info(self) -> ArchiveInfo:
         """

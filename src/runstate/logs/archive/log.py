@@ -41,7 +41,7 @@ _marked_max = 1024
 
 def open_url(url: str, *, create: bool = True) -> ArchiveLog:
     """`archive:DIR`. It is never made: `runstate archive` does that."""
-    return ArchiveLog(_path(url))
+    return ArchiveLog(archive_path(url))
 
 
 def archived_model(url: str) -> str:
@@ -50,10 +50,15 @@ def archived_model(url: str) -> str:
     Raises:
         InvalidUrl, LogNotFound, NotALog, LogTooNew: there is no archive that can be read.
     """
-    return ArchiveDirectory(_path(url)).info().model
+    return ArchiveDirectory(archive_path(url)).info().model
 
 
-def _path(url: str) -> Path:
+def archive_path(url: str) -> Path:
+    """The directory that a URL names.
+
+    Raises:
+        InvalidUrl: it names none.
+    """
     path = url.removeprefix("archive:").removeprefix("//")
     if not path or "\0" in path:
         raise InvalidUrl(f"{url[:80]!r} names no directory: write archive:DIR")

@@ -61,7 +61,7 @@ class MemoryLog:
         check_stream(stream)
         with self._open():
             model = check_model(stream, self._models.get(stream, ""), shared_model(stream, drafts))
-            check_not_deleted(stream, self._tombstones.get(stream), drafts)
+            check_not_deleted(self._tombstones.get(stream), drafts)
             records, keys = self._streams.get(stream, []), self._keys.get(stream, {})
             persisted_at = now()
             results: list[AppendResult] = []

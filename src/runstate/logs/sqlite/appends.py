@@ -88,7 +88,7 @@ class Heads:
         if stream_id == 0 or recorded != model or connection.execute(_move_head, moved).rowcount == 0:
             found = connection.execute(_select_head, (stream,)).fetchone()
             if found is None:
-                check_not_deleted(stream, find_tombstone(connection, stream), drafts)
+                check_not_deleted(find_tombstone(connection, stream), drafts)
                 opening = (stream, drafts[0].tenant, count, count, persisted_at, persisted_at, model)
                 stream_id, seq = connection.execute(_insert_head, opening).lastrowid or 0, 0
             else:
@@ -167,7 +167,7 @@ def append_checked(connection: sqlite3.Connection, heads: Heads, appends: Sequen
         try:
             check_model(append.stream, recorded, append.model)
             if row is None:
-                check_not_deleted(append.stream, find_tombstone(connection, append.stream), append.drafts)
+                check_not_deleted(find_tombstone(connection, append.stream), append.drafts)
             if new:
                 check_expected(append.stream, seq, append.expected_seq)
         except (ModelMismatch, SequenceConflict, StreamDeleted) as error:
