@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,9 @@ main_module = sys.modules[main.__module__]
 # How long Hypothesis takes to think of an example says something about the machine, nothing about the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+# A background job ignores Ctrl-C, and so would the commands that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _crash = Path(__file__).parent / "crash"
 _stand_ins = {"dynamodb", "snowflake"}

@@ -5,12 +5,15 @@ Both see the same runs: v1 events are upcast when they are read through v2, and 
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from runstate.logs.log import check_after
 from runstate.models.engine.events import CanonicalEngineEvent, RunEventRecord, RunEventWrite, decode_v1
 from runstate.models.engine.model import EngineEvent
 from runstate.models.engine.state import RunSnapshot
+from runstate.sinks import is_stale
 from runstate.store import Store
 
 EngineStore = Store[EngineEvent, RunEventRecord, RunSnapshot]
@@ -34,6 +37,20 @@ class AppendResultV2(msgspec.Struct, frozen=True, rename="camel"):
     persisted: bool
 
 
+class ProjectedRun(RunSnapshot, kw_only=True, rename="camel"):
+    """A run's snapshot, and whether its projector has found a gap that it has not filled yet."""
+
+    projection: Literal["LIVE", "STALE"] = "LIVE"
+
+
+def _get_snapshot(store: EngineStore, run_id: str) -> ProjectedRun | None:
+    found = store.get_snapshot(run_id)
+    if found is None:
+        return None
+    fields = {name: getattr(found, name) for name in RunSnapshot.__struct_fields__}
+    return ProjectedRun(**fields, projection="STALE" if is_stale(store.log, store.model.name, run_id) else "LIVE")
+
+
 class RunStateStoreV2:
     """`IRunStateStore` of contract v2."""
 
@@ -47,8 +64,8 @@ class RunStateStoreV2:
     def fetch_events(self, run_id: str, *, after_seq: int = 0, limit: int = 1000) -> list[RunEventRecord]:
         return self._store.fetch_events(run_id, after_seq=after_seq, limit=limit)
 
-    def get_snapshot(self, run_id: str) -> RunSnapshot | None:
-        return self._store.get_snapshot(run_id)
+    def get_snapshot(self, run_id: str) -> ProjectedRun | None:
+        return _get_snapshot(self._store, run_id)
 
     def project_snapshot(self, run_id: str) -> RunSnapshot:
         return self._store.project_snapshot(run_id)
@@ -68,8 +85,8 @@ class RunStateStoreV1:
         check_after(after_seq)
         return [decode_v1(record.body) for record in self._store.log.read(run_id, after_seq=after_seq, limit=limit)]
 
-    def get_snapshot(self, run_id: str) -> RunSnapshot | None:
-        return self._store.get_snapshot(run_id)
+    def get_snapshot(self, run_id: str) -> ProjectedRun | None:
+        return _get_snapshot(self._store, run_id)
 
     def project_snapshot(self, run_id: str) -> RunSnapshot:
         return self._store.project_snapshot(run_id)

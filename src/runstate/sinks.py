@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from runstate.logs.log import EventLog, StoredSnapshot
+from runstate.logs.log import Capability, EventLog, StoredSnapshot
 from runstate.logs.saving import save_snapshots
 from runstate.models.canonical import digest
 
@@ -121,6 +121,18 @@ class StoreSink:
         known = msgspec.json.encode(msgspec.structs.replace(row, body=b""))
         for model, body in ((self._model, row.body), (self._beside, known)):
             yield row.stream, StoredSnapshot(model, row.version, row.last_event_seq, digest(body), body)
+
+
+def is_stale(log: EventLog, model: str, stream: str) -> bool:
+    """Whether the projector that keeps its rows in this log has marked a stream STALE, and not yet resynced it."""
+    if Capability.SNAPSHOTS not in log.capabilities:
+        return False
+    known = log.load_snapshot(stream, f"{model}.projection")
+    if known is None or not known.is_intact:
+        return False
+    with suppress(msgspec.MsgspecError):
+        return _rows.decode(known.body).stale
+    return False
 
 
 class TellingSink:

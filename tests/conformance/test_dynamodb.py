@@ -42,7 +42,7 @@ from runstate.models.canonical import digest
 
 class TestDynamoLog(LogConformance, DurableLogConformance, MultiProcessLogConformance):
     # Moto keeps nothing on disk, and answers slowly: a kill costs a second. More of them: RUNSTATE_KILL_ROUNDS.
-    kill_rounds: ClassVar[int] = int(os.environ.get("RUNSTATE_KILL_ROUNDS", "12"))
+    kill_rounds: ClassVar[int] = int(os.environ.get("RUNSTATE_KILL_ROUNDS", "5"))
     share = 1.0 if "RUNSTATE_KILL_ROUNDS" in os.environ else 0.15
     histories = settings(how_default, max_examples=8, stateful_step_count=25)
 

@@ -17,7 +17,7 @@ class TestPostgresLog(LogConformance, DurableLogConformance, MultiProcessLogConf
 
 
 class TestPartitionedPostgresLog(LogConformance, DurableLogConformance, MultiProcessLogConformance):
-    kill_rounds = 20
+    kill_rounds = 10
 
     @pytest.fixture
     def opener(self, tmp_path: Path) -> Opener:

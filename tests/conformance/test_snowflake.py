@@ -47,7 +47,7 @@ Statement = Any
 
 class TestSnowflakeLog(LogConformance, DurableLogConformance, MultiProcessLogConformance):
     # Every append is six statements over HTTP, and every killed writer imports the driver first.
-    kill_rounds: ClassVar[int] = int(os.environ.get("RUNSTATE_KILL_ROUNDS", "6"))
+    kill_rounds: ClassVar[int] = int(os.environ.get("RUNSTATE_KILL_ROUNDS", "3"))
     share = 1.0 if "RUNSTATE_KILL_ROUNDS" in os.environ else 0.1
     histories = settings(how_default, max_examples=6, stateful_step_count=20)
 

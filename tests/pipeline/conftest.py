@@ -1,4 +1,7 @@
-"""One Spark session for all tests of the pipeline; they are slow, and share one JVM in one worker of xdist."""
+"""One Spark session for the tests of the pipeline that ask for it: they share one JVM in one worker of xdist.
+
+The others start Spark in processes of their own, one after the other in another worker.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _here in item.path.parents:
             item.add_marker(pytest.mark.slow)
-            item.add_marker(pytest.mark.xdist_group("spark"))
+            item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+def _group(item: pytest.Item) -> str:
+    return "spark" if "spark" in getattr(item, "fixturenames", ()) else "spark-processes"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Where groups have no effect, every worker would start a Spark of its own, and nobody would notice why."""
-    if item.config.getoption("loadgroup", False) and not item.nodeid.endswith("@spark"):
+    if item.config.getoption("loadgroup", False) and not item.nodeid.endswith(f"@{_group(item)}"):
         pytest.fail("pytest-xdist has not put this test into its group; is it too old for this pytest?", pytrace=False)
 
 

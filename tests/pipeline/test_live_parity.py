@@ -27,7 +27,6 @@ from tests.pipeline.live_drivers import (
     rows,
     until,
 )
-from tests.spark_noise import without_spark_noise
 
 from runstate.errors import InvalidUrl, LogBusy, LogNotFound, ModelFailed, Unsupported
 from runstate.logbook import Logbook
@@ -405,7 +404,7 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(url: str, tmp_path: Path) 
         while_running(process, partial(is_caught_up, url, book), "all is projected")
     process.send_signal(signal.SIGTERM)
     process.wait(120)
-    err = without_spark_noise(told.read_text())
+    err = told.read_text()
     assert (process.returncode, "  File " in err) == (0, False), err
     assert "events projected" in err
     expected = replayed(url)

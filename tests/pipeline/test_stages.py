@@ -14,7 +14,6 @@ import msgspec
 import pytest
 from tests.fleets import histories
 from tests.pipeline.fleet_logs import filled, local_snapshots, table_snapshots
-from tests.spark_noise import without_spark_noise
 
 from runstate.store import open as open_store
 
@@ -126,7 +125,7 @@ def test_a_stage_that_fails_is_named_with_what_is_wrong(tmp_path: Path) -> None:
     assert code == 1
     assert "replay" in err
     assert events.name in err
-    assert "  File " not in without_spark_noise(err)
+    assert "  File " not in err
     assert not (to / "report.html").exists()
 
 

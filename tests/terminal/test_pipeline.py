@@ -53,6 +53,7 @@ def test_an_interrupted_pipeline_says_how_to_continue(interrupted: Terminal) -> 
     assert interrupted.code == 130, interrupted.text
     assert "ingest engine: interrupted" in interrupted.text
     assert "runstate pipeline resume fleet" in interrupted.flat
+    assert b"Traceback" not in interrupted.raw
     check_in_order(interrupted)
 
 
@@ -67,6 +68,7 @@ def test_the_table_of_a_pipeline_stands_below_its_stages(resumed: Terminal) -> N
     header = next(number for number, line in enumerate(resumed.lines) if line.startswith("model"))
     assert resumed.lines[header + 1].split()[0] == "engine", resumed.text
     assert "report: fleet/report.html" in resumed.flat
+    assert b"Traceback" not in resumed.raw
     assert not resumed.has_colour
     check_in_order(resumed)
 

@@ -116,6 +116,29 @@ def test_v1_1_the_latest_snapshot_is_kept(old: RunStateStoreV1, v1: V1) -> None:
     assert (kept.status, kept.last_event_seq) == ("RUNNING", 1)
 
 
+def test_v1_4_2_a_snapshot_says_that_its_run_is_stale_until_the_projector_has_resynced(
+    store: EngineStore, old: RunStateStoreV1, new: RunStateStoreV2, v1: V1
+) -> None:
+    old.append_event(v1())
+    row = Projected(
+        stream="r-1",
+        model="engine",
+        version=ENGINE.version,
+        last_event_seq=1,
+        applied=1,
+        observed=3,
+        born="",
+        status="",
+    )
+    for stale, projection in ((True, "STALE"), (False, "LIVE")):
+        state = store.fresh_snapshot("r-1")
+        StoreSink(store.log, "engine").keep([msgspec.structs.replace(row, stale=stale, body=state.body)])
+        for contract in (old, new):
+            found = contract.get_snapshot("r-1")
+            assert found is not None
+            assert (found.projection, found.status, found.last_event_seq) == (projection, "RUNNING", 1)
+
+
 def test_v1_1_a_snapshot_is_projected_from_the_log_on_demand(old: RunStateStoreV1, v1: V1) -> None:
     old.append_event(v1())
     old.append_event(v1("RunCompleted"))

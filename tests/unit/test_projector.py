@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import runstate
-from runstate.contracts import EngineStore
+from runstate.contracts import EngineStore, RunStateStoreV1
 from runstate.errors import LogBusy, LogClosed
 from runstate.logs.log import FeedPage, Position, Record, StoredSnapshot
 from runstate.logs.memory import MemoryLog
@@ -121,6 +121,19 @@ def test_the_second_fetch_of_the_example_marks_the_run_stale(gapped: Gapped) -> 
     gapped.projector.observe("r-1", gapped.arrive(5, 6))
     projection = gapped.projector.projection("r-1")
     assert (projection.watermark, projection.status) == (3, "STALE")
+
+
+def test_the_snapshot_of_the_contracts_says_that_the_run_is_stale(gapped: Gapped) -> None:
+    gapped.arrive(1, 2, 3)
+    gapped.projector.poll()
+    gapped.projector.observe("r-1", gapped.arrive(5, 6))
+    found = RunStateStoreV1(gapped.store).get_snapshot("r-1")
+    assert found is not None
+    assert found.projection == "STALE"
+    gapped.projector.poll()
+    found = RunStateStoreV1(gapped.store).get_snapshot("r-1")
+    assert found is not None
+    assert found.projection == "LIVE"
 
 
 def test_the_gap_of_the_example_is_told(gapped: Gapped) -> None:

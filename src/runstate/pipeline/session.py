@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from runstate.errors import RunstateError, Unsupported, redact, shown_url
 from runstate.pipeline.java import find_java, java_home
+from runstate.pipeline.java_stderr import filtered_stderr
 from runstate.pipeline.machine import usable_cores, usable_memory_bytes
 from runstate.pipeline.private_files import private_file
 from runstate.pipeline.shipping import package_zip, ship
@@ -218,6 +219,7 @@ def _check_reachable(remote: str) -> None:
 
 def _started(master: str | None, app_name: str, conf: dict[str, str]) -> SparkSession:
     from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
     from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 
@@ -243,11 +245,13 @@ def _started(master: str | None, app_name: str, conf: dict[str, str]) -> SparkSe
             # They print what is raised anyway, and the JVM's stack with it.
             PySparkLogger.getLogger(name).setLevel("CRITICAL")
     with _environment(environment):
-        open_settings = {name: value for name, value in settings.items() if not _is_secret(name, value)}
-        if len(open_settings) < len(settings) and not submitted:
-            # pyspark puts all settings on Java's command line, which everybody on this machine can read. Those that
+        if not submitted and SparkContext._gateway is None:
+            # pyspark puts these settings on Java's command line, which everybody on this machine can read. Those that
             # are set after Java was started are sent to it through a socket.
-            SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll([*open_settings.items()]))
+            open_settings = [(name, value) for name, value in settings.items() if not _is_secret(name, value)]
+            with filtered_stderr() as stderr:
+                gateway = launch_gateway(SparkConf(loadDefaults=False).setAll(open_settings), {"stderr": stderr})  # type: ignore[no-untyped-call]
+            SparkContext._ensure_initialized(gateway=gateway)
         return SparkSession.builder.appName(app_name).config(map={**settings}).getOrCreate()
 
 

@@ -191,7 +191,7 @@ class DeletionClaims(LogKit):
 
     @needs(Capability.DELETE)
     def test_a_checked_deletion_that_races_appends_loses_none(self, log: EventLog) -> None:
-        sent = [notes(f"{number}a", f"{number}b") for number in range(60)]
+        sent = [notes(f"{number}a", f"{number}b") for number in range(self.some(60))]
 
         def write() -> None:
             for drafts in sent:

@@ -64,12 +64,14 @@ class RaceClaims(LogKit):
                 return False
             return True
 
+        turns = self.some(20)
+
         def write(number: int) -> bool:
-            return all(log.append("s", notes(f"{number}-{turn}"))[0].persisted for turn in range(20))
+            return all(log.append("s", notes(f"{number}-{turn}"))[0].persisted for turn in range(turns))
 
         tasks: list[Callable[[], bool]] = [partial(write if n % 2 else break_, n) for n in range(16)]
         assert race_all(tasks) == [False, True] * 8
-        assert len(stored(log, "s")) == 8 * 20
+        assert len(stored(log, "s")) == 8 * turns
 
     def test_a_reader_beside_writers_always_sees_a_prefix(self, log: EventLog) -> None:
         def watch(is_over: Callable[[], bool]) -> list[list[Record]]:
@@ -79,7 +81,9 @@ class RaceClaims(LogKit):
             return seen
 
         def write(number: int) -> list[list[AppendResult]]:
-            return [log.append("s", numbered(1 + turn % 3, prefix=f"{number}-{turn}-")) for turn in range(20)]
+            return [
+                log.append("s", numbered(1 + turn % 3, prefix=f"{number}-{turn}-")) for turn in range(self.some(20))
+            ]
 
         with meanwhile(watch) as reader:
             race_all([partial(write, number) for number in range(4)])
@@ -89,7 +93,7 @@ class RaceClaims(LogKit):
 
     def test_an_append_that_has_returned_can_be_read_by_everyone(self, log: EventLog) -> None:
         def write_and_read(number: int) -> bool:
-            for turn in range(10):
+            for turn in range(self.some(10)):
                 (result,) = log.append("s", notes(f"{number}-{turn}"))
                 if seqs(log.read("s", after_seq=result.seq - 1, limit=1)) != [result.seq]:
                     return False

@@ -32,6 +32,8 @@ Work = Callable[[sqlite3.Connection], T]
 
 _patience_s = 1.0
 """How long a file may refuse to be read: a writer that opens or closes it takes milliseconds."""
+_refusals_min = 3
+"""On a busy machine, SQLite may wait ten seconds for a lock before it refuses a single read."""
 _attempts_max = 20
 _unsettled_s = 0.05
 _coarse_unsettled_s = 2.0
@@ -153,7 +155,7 @@ class ReadOnlyReaders:
             sqlite3.Error: what else SQLite refused.
         """
         until = time.monotonic() + _patience_s
-        attempts = 0
+        attempts = refusals = 0
         while True:
             readers = self._current()
             failure: sqlite3.Error | None = None
@@ -166,7 +168,8 @@ class ReadOnlyReaders:
                     return result
                 if primary_code(failure) not in _transient:
                     raise failure
-                if time.monotonic() > until:
+                refusals += 1
+                if refusals >= _refusals_min and time.monotonic() > until:
                     raise self._refusal(failure) from failure
             elif (attempts := attempts + 1) == _attempts_max:
                 raise LogBusy(f"{self._path} was changed each time that it was read; try again")
