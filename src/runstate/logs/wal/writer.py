@@ -115,7 +115,8 @@ class Writer:
         than many that take turns at it.
 
         Raises:
-            Gone, LogClosed, ModelMismatch, StreamDeleted, SequenceConflict, LogFull, LogFailed, OSError: nothing was written.
+            Gone, LogClosed, ModelMismatch, StreamDeleted, SequenceConflict, LogFull, LogFailed, OSError: nothing was
+                written.
             AppendOutcomeUnknown: it may have been.
         """
         job = Job(drafts, expected_seq)
@@ -155,7 +156,6 @@ class Writer:
             return next(View(self.disk, self.files, file, held.end).records(seq - 1, 1))
 
     def _add(self, held: Held, drafts: Sequence[Draft], expected_seq: int | None) -> Ticket:
-        """Buffer an append. The caller holds the gate."""
         try:
             return self._buffer.add(held, drafts, expected_seq)
         except StreamDeleted:
