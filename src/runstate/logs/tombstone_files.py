@@ -8,6 +8,7 @@ Who writes or removes one holds the lock of its stream.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import PurePath
 
 import msgspec
@@ -51,8 +52,10 @@ def replace_tombstone(disk: Disk, root: PurePath, stream: str, tombstone: Tombst
     if tombstone is not None:
         make_durable_directory(disk, path.parent)
         replace_durably(disk, path, encode_tombstone(tombstone))
-    elif disk.kind(path) is not None:
-        disk.remove(path)
+    elif disk.exists(path.parent):
+        with suppress(FileNotFoundError):
+            disk.remove(path)
+        # Even if nothing was there: the process that removed it may have been killed before this.
         disk.sync_directory(path.parent)
 
 
