@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from runstate.conformance.claims.tombstones import tombstone_of
 from runstate.conformance.notes import keys, notes, stored
+from runstate.conformance.threads import race
 from runstate.errors import LogDamaged, LogFailed, StreamDeleted
 from runstate.logs.log import EventLog
 from runstate.logs.registry import open_log
@@ -99,6 +101,14 @@ def test_a_refused_append_does_not_keep_others_from_restoring(log: EventLog, url
         log.append("s", notes("c"))
     with open_log(url) as other:
         assert other.adopt("s", records, model="notes") == 2
+
+
+def test_threads_that_append_at_once_are_all_refused(log: EventLog) -> None:
+    """One that closes the deleted stream must not hold its lock while another opens it."""
+    log.append("s", notes("a", "b"))
+    log.delete_stream("s", tombstone=tombstone_of("s"))
+    answers = [answer for _ in range(60) for answer in race([partial(log.append, "s", notes("c"))] * 8)]
+    assert {type(answer) for answer in answers} == {StreamDeleted}
 
 
 def test_gc_keeps_tombstones(tmp_path: Path) -> None:

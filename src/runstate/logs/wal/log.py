@@ -299,7 +299,7 @@ class WalLog(Handle):
             replace_tombstone(self._disk, self.root, stream, tombstone)
             if has_events:
                 remove_directory(self._disk, writer.files.home, writer.files.lock)
-            writer.closed = True
+                writer.closed = True
 
     def tombstone(self, stream: str) -> Tombstone | None:
         if self.stream(stream) is not None:
