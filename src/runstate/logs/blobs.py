@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import PurePath
 
+from runstate.logs.directories import make_durable_directory
 from runstate.logs.disk import TEMP_SUFFIX, Disk, refuse_links, replace_durably
 from runstate.logs.log import BlobRef, Finding, blob_digest, checked_blob
 from runstate.models.canonical import digest
@@ -68,14 +68,5 @@ class Blobs:
     def _make_home(self) -> None:
         refuse_links(self._disk, self._home.parent, self._home)
         for path in (self._home.parent, self._home):
-            is_new = not self._disk.exists(path)
-            with suppress(FileExistsError):
-                self._disk.make_directory(path)
-            try:
-                self._disk.sync_directory(path.parent)
-            except BaseException:
-                if is_new:
-                    with suppress(OSError):
-                        self._disk.remove_directory(path)
-                raise
+            make_durable_directory(self._disk, path)
         self._has_home = True

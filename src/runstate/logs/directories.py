@@ -130,6 +130,22 @@ def lock_in(disk: Disk, path: PurePath, *, shared: bool = False, writes_to: Sequ
         return disk.lock(path, shared=shared)
 
 
+def make_durable_directory(disk: Disk, path: PurePath) -> None:
+    """Make a directory if it does not exist; once this returns, its name survives a power cut."""
+    is_new = not disk.exists(path)
+    with suppress(FileExistsError):
+        disk.make_directory(path)
+    try:
+        # Also for an existing one: the process that made it may have been killed before this.
+        disk.sync_directory(path.parent)
+    except BaseException:
+        # A name that a sync has failed on is never durable for sure; only a new one is.
+        if is_new:
+            with suppress(OSError):
+                disk.remove_directory(path)
+        raise
+
+
 def create_in(disk: Disk, path: PurePath) -> File:
     """Make a stream's first file, and its directory; once this returns, both names survive a power cut."""
     home = path.parent

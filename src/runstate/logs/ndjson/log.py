@@ -30,6 +30,7 @@ from runstate.logs.log import (
     Record,
     StoredSnapshot,
     StreamInfo,
+    Tombstone,
     check_expected,
     check_limit,
     refuse,
@@ -41,6 +42,7 @@ from runstate.logs.ndjson.recovery import Held, repair
 from runstate.logs.ndjson.run import Gone, Job, Run
 from runstate.logs.ndjson.verify import verify_run
 from runstate.logs.removed_directories import Sweeper, remove_directory
+from runstate.logs.tombstone_files import check_deletable, find_tombstone, replace_tombstone, verify_tombstones
 from runstate.models.model import Draft, check_file_stream
 
 writers_max = 128
@@ -176,22 +178,33 @@ class NdjsonLog(Handle):
 
     # --- the whole stream ----------------------------------------------------------------------------------
 
-    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
+    def delete_stream(
+        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+    ) -> None:
         check_file_stream(stream)
-        self._check_exists(stream)
+        has_events = self.stream(stream) is not None
         with translated():
+            check_deletable(self._disk, self.root, stream, tombstone, has_events=has_events)
             self._sweeper.sweep()
         with self._turn(stream) as run:
-            if not self._disk.exists(run.files.events):
-                raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-            if expected_seq is not None:
+            has_events = self._disk.exists(run.files.events)
+            check_deletable(self._disk, self.root, stream, tombstone, has_events=has_events)
+            if has_events and expected_seq is not None:
                 check_expected(stream, run.load().seq, expected_seq)
             run.forget()
-            remove_directory(self._disk, run.files.home, run.files.lock)
+            replace_tombstone(self._disk, self.root, stream, tombstone)
+            if has_events:
+                remove_directory(self._disk, run.files.home, run.files.lock)
             run.close()
             with self._gate:
                 del self._runs[stream]
                 self._marks.pop(stream, None)
+
+    def tombstone(self, stream: str) -> Tombstone | None:
+        if self.stream(stream) is not None:
+            return None
+        with translated():
+            return find_tombstone(self._disk, self.root, stream)
 
     def files_beside(self, stream: str) -> list[str]:
         """Artifacts, and what others put into the run's directory. Deleting the run deletes them too."""
@@ -213,6 +226,7 @@ class NdjsonLog(Handle):
     def verify_rest(self) -> Iterator[Finding]:
         with translated():
             yield from self._blobs.verify()
+            yield from verify_tombstones(self._disk, self.root)
 
     def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
         check_file_stream(stream)

@@ -25,6 +25,8 @@ from runstate.logs.ndjson.reading import Announcement, Mark, damaged
 from runstate.logs.ndjson.recovery import Held, load
 from runstate.logs.sealed import sealed
 from runstate.logs.stream_models import check_model, shared_model
+from runstate.logs.tombstone_files import find_tombstone
+from runstate.logs.tombstones import check_not_deleted
 from runstate.models.canonical import digest
 from runstate.models.model import Draft
 
@@ -86,7 +88,7 @@ class Run:
 
         Raises:
             Gone: nothing was written; the run was closed before this append had its turn.
-            SequenceConflict, LogBusy, LogFull, LogDamaged, LogFailed: nothing was written.
+            SequenceConflict, StreamDeleted, LogBusy, LogFull, LogDamaged, LogFailed: nothing was written.
             AppendOutcomeUnknown: it may have been.
         """
         with self._gate:
@@ -169,6 +171,9 @@ class Run:
                 self._plan(group, job)
             waiting = group.jobs
             failure = self._write(group) if group.lines else None
+            if not group.seq:
+                # The log lets go of a run that is not loaded, and of its lock: another process may restore the run.
+                self._let_go()
         except (Gone, RunstateError) as error:
             failure = error
         except OSError as error:
@@ -191,6 +196,9 @@ class Run:
         previous, persisted_at = group.previous, now()
         try:
             model = check_model(self.files.stream, group.model, shared_model(self.files.stream, job.drafts))
+            if not group.seq:
+                tombstone = find_tombstone(self._disk, self.files.root, self.files.stream)
+                check_not_deleted(self.files.stream, tombstone, job.drafts)
             for draft in job.drafts:
                 first = fresh.get(draft.key) or group.records.get(draft.key) or self._stored(group.held, draft.key)
                 if first is not None:

@@ -30,6 +30,7 @@ from runstate.logs.log import (
     Record,
     StoredSnapshot,
     StreamInfo,
+    Tombstone,
     check_expected,
     check_limit,
     refuse,
@@ -44,6 +45,7 @@ from runstate.logs.segments.recovery import cut_back, settle
 from runstate.logs.segments.session import Session
 from runstate.logs.segments.snapshots import Kept, read_snapshot, write_snapshot
 from runstate.logs.segments.verify import examine, verify_session
+from runstate.logs.tombstone_files import check_deletable, find_tombstone, replace_tombstone, verify_tombstones
 from runstate.models.model import Draft, check_file_stream
 
 sessions_max = 128
@@ -197,17 +199,27 @@ class SegmentsLog(Handle):
 
     # --- the whole stream ----------------------------------------------------------------------------------
 
-    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
+    def delete_stream(
+        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+    ) -> None:
         check_file_stream(stream)
         self._check_open()
         with translated():
             self._sweeper.sweep()
         with self._turn(stream) as session, session.locked():
-            self._check_exists(session)
-            if expected_seq is not None:
+            is_there = session.is_there()
+            check_deletable(self._disk, self.root, stream, tombstone, has_events=is_there)
+            if is_there and expected_seq is not None:
                 check_expected(stream, session.load().events, expected_seq)
             session.forget()
-            remove_directory(self._disk, session.files.home, session.files.lock)
+            replace_tombstone(self._disk, self.root, stream, tombstone)
+            if is_there:
+                remove_directory(self._disk, session.files.home, session.files.lock)
+
+    def tombstone(self, stream: str) -> Tombstone | None:
+        session = self._known(stream)
+        with translated():
+            return None if session.is_there() else find_tombstone(self._disk, self.root, stream)
 
     def files_beside(self, stream: str) -> list[str]:
         check_file_stream(stream)
@@ -227,6 +239,7 @@ class SegmentsLog(Handle):
         self._check_open()
         with translated():
             yield from self._holds.blobs.verify()
+            yield from verify_tombstones(self._disk, self.root)
 
     def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
         check_file_stream(stream)
@@ -304,8 +317,7 @@ class SegmentsLog(Handle):
         self._holds.release()
 
     def _check_exists(self, session: Session) -> None:
-        view = session.reader.look()
-        if not view.events and view.damage is None:
+        if not session.is_there():
             stream = session.files.stream
             raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
 

@@ -27,6 +27,8 @@ from runstate.logs.segments.manifest import Manifest, Pin, Segment
 from runstate.logs.segments.reading import Reader, Recent
 from runstate.logs.segments.recovery import settle
 from runstate.logs.stream_models import check_model, shared_model
+from runstate.logs.tombstone_files import find_tombstone
+from runstate.logs.tombstones import check_not_deleted
 from runstate.models.canonical import digest
 from runstate.models.model import Draft
 
@@ -72,13 +74,17 @@ class Session:
     def append(self, drafts: Sequence[Draft], expected_seq: int | None) -> list[AppendResult]:
         """
         Raises:
-            ModelMismatch, SequenceConflict, LogBusy, LogFull, LogDamaged, LogFailed, OSError: nothing was written.
+            ModelMismatch, StreamDeleted, SequenceConflict, LogBusy, LogFull, LogDamaged, LogFailed, OSError: nothing
+                was written.
             AppendOutcomeUnknown: it may have been.
         """
         model = shared_model(self.files.stream, drafts)
         with self.locked():
             keys = self.load()
             check_model(self.files.stream, keys.model, model)
+            if not keys.events:
+                tombstone = find_tombstone(self._disk, self.files.root, self.files.stream)
+                check_not_deleted(self.files.stream, tombstone, drafts)
             results: list[AppendResult] = []
             lines: list[bytes] = []
             fresh: dict[str, Record] = {}
@@ -132,6 +138,11 @@ class Session:
         keys, view = self._keys, self.reader.look()
         known = keys.seqs.get(key, 0)
         return known if keys.origin is view.origin and keys.events >= view.events and view.damage is None else None
+
+    def is_there(self) -> bool:
+        """Whether the session has events. A damaged one has had some."""
+        view = self.reader.look()
+        return view.events > 0 or view.damage is not None
 
     @contextmanager
     def locked(self) -> Iterator[None]:

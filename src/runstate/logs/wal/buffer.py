@@ -1,6 +1,7 @@
 """What is appended and not yet flushed: new events get their places here, retries their first answers.
 
-All methods are called with the writer's gate held, and none of them touches the file but to look up a retry.
+All methods are called with the writer's gate held, and none of them reads a file but to look up a retry or a
+tombstone.
 """
 
 from __future__ import annotations
@@ -12,18 +13,22 @@ from time import monotonic
 from runstate.errors import LogFailed, RunstateError
 from runstate.logs.log import AppendResult, Record, check_expected, now
 from runstate.logs.stream_models import check_model, shared_model
+from runstate.logs.tombstones import Tombstone, check_not_deleted
 from runstate.logs.wal.entries import Entry, Envelope, check_body, read_entry, seq_of, write_entry
 from runstate.logs.wal.recovery import Held
 from runstate.logs.wal.tickets import Batch, Outcome, Settler, Ticket
 from runstate.models.model import Draft
 
+Stored = Callable[[Held, int], Record]
+FindTombstone = Callable[[], Tombstone | None]
+
 
 class Buffer:
     """Two batches: one that fills, and one that is being flushed. Without an entry, either may be nobody's."""
 
-    def __init__(self, stream: str, settler: Settler, stored: Callable[[Held, int], Record]) -> None:
+    def __init__(self, stream: str, settler: Settler, stored: Stored, tombstone: FindTombstone) -> None:
         self.filling, self.flushing = Batch(), Batch()
-        self._stream, self._settler, self._stored = stream, settler, stored
+        self._stream, self._settler, self._stored, self._tombstone = stream, settler, stored, tombstone
         self._told = Outcome(is_known=True)
         self._seq = self._tail = 0
         self._previous: bytes | None = None
@@ -41,13 +46,15 @@ class Buffer:
         """Give new events their places.
 
         Raises:
-            ModelMismatch, SequenceConflict, LogFailed: nothing was buffered.
+            ModelMismatch, StreamDeleted, SequenceConflict, LogDamaged, LogFailed, OSError: nothing was buffered.
         """
         if len(drafts) == 1 and expected_seq is None and self.filling.lines:
             ticket = self._add_one(held, drafts[0])
             if ticket is not None:
                 return ticket
         model = check_model(self._stream, self._model, shared_model(self._stream, drafts))
+        if not self._seq:
+            check_not_deleted(self._stream, self._tombstone(), drafts)
         batch, seq, previous, after = self.filling, self._seq, self._previous, self._tail
         keys, removed = held.keys, held.old_keys
         new: list[Entry] = []

@@ -29,12 +29,14 @@ from runstate.logs.log import (
     Record,
     StoredSnapshot,
     StreamInfo,
+    Tombstone,
     check_expected,
     check_limit,
     refuse,
 )
 from runstate.logs.removed_directories import Sweeper, remove_directory
 from runstate.logs.stream_models import check_model
+from runstate.logs.tombstone_files import check_deletable, find_tombstone, replace_tombstone, verify_tombstones
 from runstate.logs.wal.compaction import checkpoint, is_newer
 from runstate.logs.wal.files import WAL, StreamFiles, own_files
 from runstate.logs.wal.ledger import read_ledger
@@ -280,18 +282,30 @@ class WalLog(Handle):
             writer.load()
         return self.recoveries[before:]
 
-    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
+    def delete_stream(
+        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+    ) -> None:
         check_file_stream(stream)
-        self._check_exists(stream)
+        has_events = self.stream(stream) is not None
         with translated():
+            check_deletable(self._disk, self.root, stream, tombstone, has_events=has_events)
             self._sweeper.sweep()
         with self._writers.leading(stream) as writer, writer.quiet() as held:
-            if not held.last_seq:
-                raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-            check_expected(stream, held.last_seq, expected_seq)
+            has_events = held.last_seq > 0
+            check_deletable(self._disk, self.root, stream, tombstone, has_events=has_events)
+            if has_events:
+                check_expected(stream, held.last_seq, expected_seq)
             writer.forget()
-            remove_directory(self._disk, writer.files.home, writer.files.lock)
-            writer.closed = True
+            replace_tombstone(self._disk, self.root, stream, tombstone)
+            if has_events:
+                remove_directory(self._disk, writer.files.home, writer.files.lock)
+                writer.closed = True
+
+    def tombstone(self, stream: str) -> Tombstone | None:
+        if self.stream(stream) is not None:
+            return None
+        with translated():
+            return find_tombstone(self._disk, self.root, stream)
 
     def files_beside(self, stream: str) -> list[str]:
         check_file_stream(stream)
@@ -312,6 +326,7 @@ class WalLog(Handle):
     def verify_rest(self) -> Iterator[Finding]:
         with translated():
             yield from self._blobs.verify()
+            yield from verify_tombstones(self._disk, self.root)
 
     def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
         check_file_stream(stream)

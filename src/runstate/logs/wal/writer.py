@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from threading import Condition, Lock, Thread
 from time import monotonic
 
 import msgspec
 from msgspec import UNSET
 
-from runstate.errors import AppendOutcomeUnknown, LogClosed, RunstateError
+from runstate.errors import AppendOutcomeUnknown, LogClosed, RunstateError, StreamDeleted
 from runstate.logs import disk as files_door
 from runstate.logs.directories import create_in, translate
 from runstate.logs.disk import Disk
 from runstate.logs.log import AppendResult, Finding, Record
+from runstate.logs.tombstone_files import find_tombstone
 from runstate.logs.wal.buffer import Buffer
 from runstate.logs.wal.files import StreamFiles
 from runstate.logs.wal.ledger import reserve_step, write_ledger
@@ -57,7 +59,7 @@ class Writer:
         self._lock: files_door.Lock | None = lock
         self._report = report
         self._bell, self._ledger_lock = Condition(self.gate), Lock()
-        self._buffer = Buffer(files.stream, self, self._stored)
+        self._buffer = Buffer(files.stream, self, self._stored, partial(find_tombstone, disk, files.root, files.stream))
         self._is_led, self._claims = False, 0
         self._crowd = options.flush_entries * _backlog
         self._is_poisoned = False
@@ -91,13 +93,13 @@ class Writer:
         """Buffer an append. If far more is buffered than a flush takes, wait for the disk.
 
         Raises:
-            Gone, LogClosed, ModelMismatch, SequenceConflict, LogFailed, OSError: nothing was buffered.
+            Gone, LogClosed, ModelMismatch, StreamDeleted, SequenceConflict, LogFailed, OSError: nothing was buffered.
         """
         with self.gate:
             held = self.held
             if held is None or self.closed or self._is_poisoned:
                 held = self.loaded()
-            ticket = self._buffer.add(held, drafts, expected_seq)
+            ticket = self._add(held, drafts, expected_seq)
             gathered = len(self._buffer.filling.lines)
             before = gathered - len(drafts)
             if self._flusher is None or before <= 0 or before < self.options.flush_entries <= gathered:
@@ -113,7 +115,8 @@ class Writer:
         than many that take turns at it.
 
         Raises:
-            Gone, LogClosed, ModelMismatch, SequenceConflict, LogFull, LogFailed, OSError: nothing was written.
+            Gone, LogClosed, ModelMismatch, StreamDeleted, SequenceConflict, LogFull, LogFailed, OSError: nothing was
+                written.
             AppendOutcomeUnknown: it may have been.
         """
         job = Job(drafts, expected_seq)
@@ -151,6 +154,14 @@ class Writer:
     def _stored(self, held: Held, seq: int) -> Record:
         with closing(self.disk.open(self.files.wal, read_only=True)) as file:
             return next(View(self.disk, self.files, file, held.end).records(seq - 1, 1))
+
+    def _add(self, held: Held, drafts: Sequence[Draft], expected_seq: int | None) -> Ticket:
+        try:
+            return self._buffer.add(held, drafts, expected_seq)
+        except StreamDeleted:
+            # The log closes a writer that is not loaded, and frees its lock: another process may restore the stream.
+            self.forget()
+            raise
 
     # --- flushing ------------------------------------------------------------------------------------------
 
@@ -255,7 +266,7 @@ class Writer:
         """Buffer the appends of those who wait. The caller leads, and holds the gate."""
         for job in self._buffer.filling.jobs:
             try:
-                job.ticket = self._buffer.add(self.loaded(), job.drafts, job.expected_seq)
+                job.ticket = self._add(self.loaded(), job.drafts, job.expected_seq)
             except Exception as error:  # noqa: BLE001 - it is raised by the thread whose append this is
                 job.error = error
 
@@ -382,7 +393,7 @@ class Writer:
             lock.release()
 
     def forget(self) -> None:
-        """Let go of the file and keep the lock; who comes next reads it again. The caller leads."""
+        """Close the file and keep the lock; the next append reads it again. The caller leads, or nothing is stored."""
         held, self.held = self.held, None
         if held is not None and held.file is not None:
             with suppress(OSError):

@@ -105,9 +105,14 @@ class Writers:
             finally:
                 with self._gate:
                     writer.users -= 1
-                    idle = self._idle(writer)
-                for other in idle:
-                    other.close()
+                    if writer.held is None and not writer.users:
+                        # It could not be opened, or was deleted. It is closed with the gate held: otherwise the next
+                        # thread to open the stream could find the lock still taken.
+                        self._remove(writer)
+                        writer.close()
+                    idle = self._take_idle()
+                if idle is not None:
+                    idle.close()
 
     @contextmanager
     def keeping(self, stream: str) -> Iterator[Writer]:
@@ -134,15 +139,18 @@ class Writers:
         lock = lock_in(self._disk, files.lock, writes_to=[files.home, files.archive])
         return Writer(self._disk, files, lock, self._options, self._report)
 
-    def _idle(self, writer: Writer) -> list[Writer]:
-        """Whom to close: a stream that could not be opened or was deleted, and those beyond the bound."""
-        idle = [writer] if writer.held is None and not writer.users else []
-        if len(self._open) > writers_max:
-            idle += [other for other in self._open.values() if not other.users][:1]
-        for other in idle:
-            if self._open.get(other.files.stream) is other:
-                del self._open[other.files.stream]
+    def _take_idle(self) -> Writer | None:
+        """Remove a writer to close if there are more than the bound: the one that was used longest ago."""
+        if len(self._open) <= writers_max:
+            return None
+        idle = next((other for other in self._open.values() if not other.users), None)
+        if idle is not None:
+            self._remove(idle)
         return idle
+
+    def _remove(self, writer: Writer) -> None:
+        if self._open.get(writer.files.stream) is writer:
+            del self._open[writer.files.stream]
 
     # --- reading -------------------------------------------------------------------------------------------
 
