@@ -169,6 +169,12 @@ class UnknownModel(RunstateError):
     code = "model.unknown"
 
 
+class TenantMismatch(RunstateError):
+    """The stream belongs to another tenant than the event; nothing was written."""
+
+    code = "tenant.mismatch"
+
+
 class ModelMismatch(RunstateError):
     """The data holds events of another model than the one that was given."""
 

@@ -25,10 +25,10 @@ from runstate.errors import (
     Truncated,
 )
 from runstate.logs.archived_streams import answer_from_archive, find_event, source_of, stream_not_found
-from runstate.logs.log import AppendResult, EventLog, StoredSnapshot, StreamInfo, Tombstone, check_after, now
+from runstate.logs.known_streams import KnownStreams
+from runstate.logs.log import AppendResult, EventLog, StoredSnapshot, Tombstone, check_after, now
 from runstate.logs.pairing import model_for
 from runstate.logs.registry import open_log
-from runstate.logs.stream_models import check_model
 from runstate.logs.stream_times import seq_at
 from runstate.models.engine.events import RunEventRecord
 from runstate.models.engine.model import EngineEvent, EngineModel
@@ -42,7 +42,6 @@ from runstate.snapshots import Snapshots, StoredState
 
 event_bytes_default = 1024 * 1024
 """An event larger than this is refused unless the store was opened with another limit."""
-_checked_max = 10_000
 
 
 class StoreOptions(TypedDict, total=False):
@@ -115,8 +114,7 @@ class Store(Generic[W, E, S]):
         self.snapshots = Snapshots(log, model, snapshot_every, self.alerts)
         self._event_bytes_max, self._check_transitions = event_bytes_max, check_transitions
         self._strict_keys = strict_keys
-        self._checked: set[str] = set()
-        """Streams that record this model, or none, as far as this process knows."""
+        self._known = KnownStreams(log, model.name)
 
     # --- writing ---------------------------------------------------------------------------------------
 
@@ -125,11 +123,12 @@ class Store(Generic[W, E, S]):
 
         Raises:
             InvalidEvent, InvalidStream, EventTooLarge, KeyMismatch, InvalidTransition: nothing was written.
-            ModelMismatch: the stream records another model; nothing was written.
+            ModelMismatch, TenantMismatch: the stream is of another model or tenant; nothing was written.
             SequenceConflict: the stream is not at `expected_seq`.
             AppendOutcomeUnknown, LogBusy, LogFull: try again with the same event.
         """
         stream, draft = self._draft(event)
+        self._known.check_tenants(stream, [draft])
         return self._append(stream, [draft], expected_seq)[0]
 
     def check_event(self, event: W) -> str:
@@ -157,6 +156,8 @@ class Store(Generic[W, E, S]):
                 raise
             by_stream.setdefault(stream, []).append((index, draft))
         results: list[Any] = [None] * len(events)
+        for stream, numbered in by_stream.items():
+            self._known.check_tenants(stream, [draft for _, draft in numbered])
         for stream, numbered in by_stream.items() if self._check_transitions else ():
             with _index_in_batch(numbered):
                 self._refuse_impossible(stream, [draft for _, draft in numbered])
@@ -193,19 +194,19 @@ class Store(Generic[W, E, S]):
         tombstone = None if forget or info is None else Tombstone(stream, info.last_seq, deleted_at=now())
         self.log.delete_stream(stream, tombstone=tombstone)
         self.snapshots.forget(stream)
-        self._checked.discard(stream)
+        self._known.forget(stream)
 
     # --- reading ---------------------------------------------------------------------------------------
 
     def fetch_events(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[E]:
         """At most `limit` events with `seq > after_seq`, ascending; empty for a stream that is not there."""
         check_after(after_seq)
-        self._check_model(stream)
+        self._known.check_model(stream)
         return [self.model.decode(record.body) for record in self.log.read(stream, after_seq=after_seq, limit=limit)]
 
     def get_snapshot(self, stream: str) -> S | None:
         """The state now: the stored snapshot, brought up to date with the log. None if there is no such stream."""
-        if (info := self._info(stream)) is None:
+        if (info := self._known.find(stream)) is None:
             return None
         stored = self.snapshots.stored(stream)
         if stored is not None and stored.seq == info.last_seq:
@@ -216,7 +217,7 @@ class Store(Generic[W, E, S]):
 
     def stored_snapshot(self, stream: str) -> StoredState[S] | None:
         """The snapshot as it is stored, and how far it is behind the log. None if none is stored."""
-        if (info := self._info(stream)) is None or (stored := self.snapshots.stored(stream)) is None:
+        if (info := self._known.find(stream)) is None or (stored := self.snapshots.stored(stream)) is None:
             return None
         return StoredState(self.model.load(stored.body), stored.seq, info.last_seq - stored.seq)
 
@@ -237,7 +238,7 @@ class Store(Generic[W, E, S]):
         """
         if seq is not None and at is not None:
             raise ValueError("seq and at are two ways to say one thing; give one of them")
-        if self._info(stream) is None:
+        if self._known.find(stream) is None:
             raise stream_not_found(self.log, stream)
         until = seq if at is None else seq_at(self.log, stream, at)
         try:
@@ -250,7 +251,7 @@ class Store(Generic[W, E, S]):
 
         Of a stream that was moved to an archive, it is the last state there.
         """
-        if self._info(stream) is not None or (source := source_of(self.log, stream)) is self.log:
+        if self._known.find(stream) is not None or (source := source_of(self.log, stream)) is self.log:
             return self._state_at(stream, None)
         with translate_model_errors(self.model, stream):
             return self.model.fold(self.model.initial(stream), source.lines(stream))
@@ -281,7 +282,7 @@ class Store(Generic[W, E, S]):
         Raises:
             StreamNotFound: there is no such stream.
         """
-        info = self._info(stream)
+        info = self._known.find(stream)
         if info is None:
             raise stream_not_found(self.log, stream)
         return self.snapshots.of(self.snapshot_at(stream, seq=info.last_seq), info.last_seq)
@@ -296,24 +297,6 @@ class Store(Generic[W, E, S]):
         self.close()
 
     # --- how -------------------------------------------------------------------------------------------
-
-    def _info(self, stream: str) -> StreamInfo | None:
-        """
-        Raises:
-            ModelMismatch: the stream records another model.
-        """
-        info = self.log.stream(stream)
-        if info is not None:
-            check_model(stream, info.model, self.model.name)
-            if len(self._checked) >= _checked_max:
-                self._checked.clear()
-            self._checked.add(stream)
-        return info
-
-    def _check_model(self, stream: str) -> None:
-        """`_info` for who does not need it: looked up once."""
-        if stream not in self._checked:
-            self._info(stream)
 
     def _draft(self, event: W) -> tuple[str, Draft]:
         stream, draft = self.model.checked_draft(event)
@@ -367,7 +350,7 @@ class Store(Generic[W, E, S]):
         Raises:
             InvalidTransition: with the `index` of the draft; the same answer as long as the stream stays as it is.
         """
-        if (info := self._info(stream)) is None and self.log.tombstone(stream) is not None:
+        if (info := self._known.find(stream)) is None and self.log.tombstone(stream) is not None:
             return 0  # The append meets the tombstone.
         seq = 0 if info is None else info.last_seq
         new: dict[str, tuple[int, Draft]] = {}

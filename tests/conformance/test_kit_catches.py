@@ -25,6 +25,7 @@ from runstate.logs.log import (
     Record,
     StoredSnapshot,
     StreamInfo,
+    Tombstone,
     now,
 )
 from runstate.logs.memory import MemoryLog
@@ -138,8 +139,10 @@ class TakesPositionsBeforeCommit(MemoryLog):
 
 
 class UsesPositionsAgain(MemoryLog):
-    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
-        super().delete_stream(stream, expected_seq=expected_seq)
+    def delete_stream(
+        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+    ) -> None:
+        super().delete_stream(stream, expected_seq=expected_seq, tombstone=tombstone)
         self._last_position = self._feed[-1][0] if self._feed else 0
 
 
@@ -177,33 +180,41 @@ class KeepsSnapshotsOfOldVersions(MemoryLog):
 
 
 class ForgetsToDeleteSnapshots(MemoryLog):
-    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
+    def delete_stream(
+        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+    ) -> None:
         kept = self._snapshots.get(stream, {})
-        super().delete_stream(stream, expected_seq=expected_seq)
+        super().delete_stream(stream, expected_seq=expected_seq, tombstone=tombstone)
         self._snapshots[stream] = kept
 
 
 class ForgetsToDeleteKeys(MemoryLog):
-    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
+    def delete_stream(
+        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+    ) -> None:
         kept = self._keys.get(stream, {})
-        super().delete_stream(stream, expected_seq=expected_seq)
+        super().delete_stream(stream, expected_seq=expected_seq, tombstone=tombstone)
         self._keys[stream] = kept
 
 
 class DeletesWhateverCame(MemoryLog):
-    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
-        super().delete_stream(stream)
+    def delete_stream(
+        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+    ) -> None:
+        super().delete_stream(stream, tombstone=tombstone)
 
 
 class ChecksSeqBeforeItDeletes(MemoryLog):
     """Between the check and the deletion, another thread appends."""
 
-    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
+    def delete_stream(
+        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+    ) -> None:
         info = self.stream(stream)
         if info is not None and expected_seq not in (None, info.last_seq):
             raise SequenceConflict(stream=stream, actual_seq=info.last_seq, expected_seq=expected_seq)
         time.sleep(0.001)
-        super().delete_stream(stream)
+        super().delete_stream(stream, tombstone=tombstone)
 
 
 class AdoptsUnderNewTimes(MemoryLog):
@@ -284,10 +295,46 @@ class AdoptsWithoutTheModel(MemoryLog):
 
 
 class KeepsTheModelOfADeletedStream(MemoryLog):
-    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
+    def delete_stream(
+        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+    ) -> None:
         kept = self._models.get(stream, "")
-        super().delete_stream(stream, expected_seq=expected_seq)
+        super().delete_stream(stream, expected_seq=expected_seq, tombstone=tombstone)
         self._models[stream] = kept
+
+
+class ForgetsTombstones(MemoryLog):
+    def delete_stream(
+        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+    ) -> None:
+        super().delete_stream(stream, expected_seq=expected_seq)
+
+
+class RefusesOnlyNewKeysOfADeletedStream(MemoryLog):
+    """Nobody knows which keys are new, once the stream is gone."""
+
+    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
+        if stream in self._tombstones and expected_seq is None:
+            return [AppendResult(draft.event_id, 1, now(), True, False) for draft in drafts]
+        return super().append(stream, drafts, expected_seq=expected_seq)
+
+
+class KeepsTheTombstoneOfAnAdoptedStream(MemoryLog):
+    def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
+        kept = self._tombstones.get(stream)
+        adopted = super().adopt(stream, records, model=model)
+        if kept is not None:
+            self._tombstones[stream] = kept
+        return adopted
+
+
+class LeavesATombstoneThoughItRefuses(MemoryLog):
+    def delete_stream(
+        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+    ) -> None:
+        if tombstone is not None:
+            self._tombstones[stream] = tombstone
+        super().delete_stream(stream, expected_seq=expected_seq, tombstone=tombstone)
 
 
 def without_model(draft: Draft) -> Draft:
@@ -373,6 +420,10 @@ planted: list[Case] = [
     (ChecksTheModelOfNewKeysAlone, kit.test_another_model_is_refused_whatever_the_keys_and_the_expected_seq, {}),
     (RecordsNoModel, kit.test_one_append_of_several_models_is_refused, {}),
     (AdoptsWithoutTheModel, kit.test_adopted_records_bring_their_model, {}),
+    (ForgetsTombstones, kit.test_a_tombstone_is_all_that_is_left, {}),
+    (RefusesOnlyNewKeysOfADeletedStream, kit.test_no_append_begins_it_again, {}),
+    (KeepsTheTombstoneOfAnAdoptedStream, kit.test_adopting_brings_it_back, {}),
+    (LeavesATombstoneThoughItRefuses, kit.test_a_refused_deletion_leaves_no_tombstone, {}),
     (AdoptsWithoutTheModel, kit.test_records_of_another_model_are_not_adopted, {}),
     (KeepsTheModelOfADeletedStream, kit.test_a_stream_that_was_deleted_may_begin_again_with_another_model, {}),
     (ListsLikeADictionary, kit.test_streams_are_listed_by_code_point, {}),

@@ -21,7 +21,7 @@ from runstate.conformance.notes import note, numbered, stored
 from runstate.errors import LogBusy, LogDamaged, NotALog, StreamDeleted, StreamNotFound, Unsupported
 from runstate.logs.archive import ArchiveLog, writing
 from runstate.logs.archive.directory import ArchiveDirectory
-from runstate.logs.log import Capability, EventLog, Record
+from runstate.logs.log import Capability, EventLog, Record, Tombstone
 from runstate.logs.memory import MemoryLog
 from runstate.logs.registry import open_log
 from runstate.logs.sqlite import SqliteLog
@@ -254,9 +254,11 @@ class Meddled(MemoryLog):
         super().__init__()
         self._happens = happens
 
-    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
+    def delete_stream(
+        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+    ) -> None:
         self._happens(self, stream)
-        super().delete_stream(stream, expected_seq=expected_seq)
+        super().delete_stream(stream, expected_seq=expected_seq, tombstone=tombstone)
 
 
 def test_a_run_that_gets_an_event_before_it_is_deleted_stays_and_is_taken_another_time(tmp_path: Path) -> None:
@@ -343,6 +345,8 @@ def test_a_run_of_which_the_archive_holds_other_events_is_named_and_stays(tmp_pa
     log = MemoryLog()
     over = fill(log)
     archive_all(log, tmp_path)
+    for run in over:
+        log.delete_stream(run)  # So that nothing keeps them from being begun again.
     fill(log)  # The same runs once more, at another time.
     fleet, before = contents(log), files(tmp_path)
     told = archive_all(log, tmp_path)

@@ -11,7 +11,7 @@ import pytest
 
 import runstate
 from runstate.contracts import RunStateStoreV1, RunStateStoreV2
-from runstate.errors import InvalidArgument, InvalidEvent, InvalidStream
+from runstate.errors import InvalidArgument, InvalidEvent, InvalidStream, TenantMismatch
 from runstate.models.engine import RunEventWrite
 from runstate.models.registry import find_model
 from runstate.models.tagged import Fact, TaggedModel
@@ -92,3 +92,33 @@ def test_a_stream_id_that_is_not_text_is_refused(log_url: str, stream: Any) -> N
         for call in (store.fetch_events, store.get_snapshot, store.project_snapshot, store.delete_stream):
             with pytest.raises(InvalidStream):
                 call(stream)
+
+
+def test_an_event_of_another_tenant_is_refused(log_url: str, write: Write) -> None:
+    other = msgspec.structs.replace(write("RunCompleted"), tenant_id="somebody-else")
+    with runstate.open(log_url, "engine") as store:
+        store.append_event(write("RunStarted"))
+        for events in ([other], [write("Note"), other], [write("RunStarted", run="r-2"), other]):
+            with pytest.raises(TenantMismatch, match=r"'somebody-else'.*Use another stream id"):
+                store.append_events(events)
+        assert [info.stream for info in store.log.streams()] == ["r-1"]
+        assert [event.run_seq for event in store.fetch_events("r-1")] == [1]
+        # A store that has not used the stream before finds out as well.
+        with pytest.raises(TenantMismatch):
+            runstate.Store(store.log, store.model).append_event(other)
+
+
+def test_one_append_of_two_tenants_is_refused(log_url: str, write: Write) -> None:
+    other = msgspec.structs.replace(write("RunCompleted"), tenant_id="somebody-else")
+    with runstate.open(log_url, "engine") as store:
+        with pytest.raises(TenantMismatch):
+            store.append_events([write("RunStarted"), other])
+        assert store.log.stream("r-1") is None
+
+
+def test_a_run_that_another_tenant_has_begun_again_takes_its_events(log_url: str, write: Write) -> None:
+    other = msgspec.structs.replace(write("RunStarted"), tenant_id="somebody-else")
+    with runstate.open(log_url, "engine") as store:
+        store.append_event(write("RunStarted"))
+        store.log.delete_stream("r-1")
+        assert store.append_event(other).seq == 1

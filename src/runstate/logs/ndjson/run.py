@@ -198,7 +198,7 @@ class Run:
             model = check_model(self.files.stream, group.model, shared_model(self.files.stream, job.drafts))
             if not group.seq:
                 tombstone = find_tombstone(self._disk, self.files.root, self.files.stream)
-                check_not_deleted(self.files.stream, tombstone, job.drafts)
+                check_not_deleted(tombstone, job.drafts)
             for draft in job.drafts:
                 first = fresh.get(draft.key) or group.records.get(draft.key) or self._stored(group.held, draft.key)
                 if first is not None:

@@ -84,7 +84,7 @@ class Session:
             check_model(self.files.stream, keys.model, model)
             if not keys.events:
                 tombstone = find_tombstone(self._disk, self.files.root, self.files.stream)
-                check_not_deleted(self.files.stream, tombstone, drafts)
+                check_not_deleted(tombstone, drafts)
             results: list[AppendResult] = []
             lines: list[bytes] = []
             fresh: dict[str, Record] = {}

@@ -54,7 +54,7 @@ class Buffer:
                 return ticket
         model = check_model(self._stream, self._model, shared_model(self._stream, drafts))
         if not self._seq:
-            check_not_deleted(self._stream, self._tombstone(), drafts)
+            check_not_deleted(self._tombstone(), drafts)
         batch, seq, previous, after = self.filling, self._seq, self._previous, self._tail
         keys, removed = held.keys, held.old_keys
         new: list[Entry] = []
