@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -115,7 +116,8 @@ class TombstoneClaims(LogKit):
                 return False
             return True
 
-        *sent, is_deleted = race([*[partial(send, number) for number in range(12)], delete])
+        tasks: list[Callable[[], bool]] = [*[partial(send, number) for number in range(12)], delete]
+        *sent, is_deleted = race(tasks)
         if isinstance(is_deleted, Unsupported):
             raise is_deleted
         if is_deleted:
