@@ -261,3 +261,20 @@ def test_any_recorded_text_is_refused_in_one_short_line(recorded: str) -> None:
         resolve_model(recorded, None, "The archive")
     assert len(str(refused.value)) < 500
     assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("name", ["twice", "engine"])
+def test_a_name_that_two_packages_use_is_refused_and_both_are_named(
+    counter: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for number in (1, 2):
+        package = counter.parent / f"brings_{number}-1.0.dist-info"
+        package.mkdir()
+        (package / "METADATA").write_text(f"Metadata-Version: 2.1\nName: brings-{number}\nVersion: {number}.0\n")
+        (package / "entry_points.txt").write_text(f"[runstate.models]\n{name} = module_{number}:Model\n")
+    monkeypatch.syspath_prepend(counter.parent)
+    monkeypatch.setattr("runstate.models.registry._found", {})
+    for find in (lambda: find_model(name), lambda: resolve_model(name, None, "The log sqlite:x.db")):
+        with pytest.raises(UnknownModel, match="Uninstall all but one, or pass --model") as refused:
+            find()
+        assert all(f"module_{number}:Model of brings-{number} {number}.0" in str(refused.value) for number in (1, 2))
