@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -31,9 +32,12 @@ def test_an_append_that_waits_for_the_deleters_lock_is_refused(log: PostgresLog,
 
 @pytest.mark.parametrize("adopts", [False, True], ids=["append", "adopt"])
 def test_a_new_head_that_waits_for_the_deletion_of_the_old_one_sees_the_tombstone(
-    log: PostgresLog, session: Session, monkeypatch: pytest.MonkeyPatch, adopts: bool
+    log: PostgresLog,
+    opened: Callable[[], PostgresLog],
+    session: Session,
+    monkeypatch: pytest.MonkeyPatch,
+    adopts: bool,
 ) -> None:
-    log.append("other", notes("a"))
     log.append("s", notes("a", "b"))
     held = stored(log, "s")
     log.delete_stream("s")
@@ -42,7 +46,7 @@ def test_a_new_head_that_waits_for_the_deletion_of_the_old_one_sees_the_tombston
         def commit(connection: Session, heads: list[appends.Head]) -> set[str]:
             """Between the look-up, which has found no stream, and the commit, the stream is begun and deleted."""
             monkeypatch.undo()
-            log.append("s", notes("a", "b"))
+            opened().append("s", notes("a", "b"))
             with session.transaction():
                 delete_rows(session, "s", 2, tombstone_of("s"))
                 written = pool.submit(appends.commit, connection, heads)
