@@ -195,3 +195,15 @@ def test_tombstones_belong_to_the_owner_of_the_other_tables(
     owners = "SELECT DISTINCT tableowner FROM pg_tables WHERE schemaname = %s AND tablename = 'tombstones'"
     with psycopg.connect(plain) as connection:
         assert connection.execute(owners, (name,)).fetchall() == [(f"{name}_own",)]
+
+
+def test_a_policy_that_cannot_be_copied_leaves_tombstones_to_their_owner(version_1: str) -> None:
+    plain, name = plain_and_schema(version_1)
+    with psycopg.connect(plain, autocommit=True) as connection:
+        connection.execute(f"ALTER TABLE {name}.streams ENABLE ROW LEVEL SECURITY".encode())
+        connection.execute(f"CREATE POLICY first_streams ON {name}.streams USING (id < 100)".encode())
+        open_url(version_1).close()
+        policies = "SELECT tablename, policyname FROM pg_policies WHERE schemaname = %s"
+        assert connection.execute(policies, (name,)).fetchall() == [("streams", "first_streams")]
+        is_hidden = "SELECT relrowsecurity FROM pg_class WHERE oid = %s::regclass"
+        assert connection.execute(is_hidden, (f"{name}.tombstones",)).fetchone() == (True,)
