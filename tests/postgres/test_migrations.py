@@ -110,7 +110,7 @@ def test_a_role_that_may_not_migrate_reads_a_log_of_version_1_and_is_refused_whe
                 assert [(head.stream, head.model) for head in log.heads()] == [("s", "")]
                 assert log.tombstone("s") is None
                 held = log.read("s")
-                writes = [
+                writes: list[Callable[[], object]] = [
                     lambda: log.append("s", notes("b")),
                     lambda: log.adopt("s", held),
                     lambda: log.delete_stream("s", tombstone=tombstone_of("s", 1)),

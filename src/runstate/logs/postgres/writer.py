@@ -84,15 +84,17 @@ class Writer:
                 if unwritten:
                     sent = list(answers)
                     unwritten -= commit(connection, heads)
-                    sent = []
                     self._committed()
+                # Streams that are not there, and that were not begun now: they may have been deleted.
                 missing = {
                     head.stream for head in heads if head.id is None and (head.stream in unwritten or not head.records)
                 }
+                undecided = unwritten | missing
                 for append, answer in answers.items():
-                    if append.stream not in unwritten | missing:
+                    if append.stream not in undecided:
                         append.settle(answer)
-                # Only now, and only if a stream could not be begun: it may have been deleted.
+                # A connection that is lost from here on takes no answer away.
+                sent = []
                 tombstones = find_tombstones(connection, missing) if missing else {}
         except ConnectionLost as lost:
             _leave_unknown(sent, f"The connection was lost during the commit ({lost})")
