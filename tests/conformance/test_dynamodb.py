@@ -17,6 +17,7 @@ from tests.dynamodb_proxy import Proxy, proxy, times
 from tests.dynamodb_server import region, server_endpoint, url_at, url_on
 
 from runstate.conformance import DurableLogConformance, LogConformance, MultiProcessLogConformance, Opener
+from runstate.conformance.claims.tombstones import tombstone_of
 from runstate.conformance.history import how_default
 from runstate.conformance.notes import as_held, followed, keys, note, notes, numbered, snapshot, stored
 from runstate.conformance.threads import race_all
@@ -31,6 +32,7 @@ from runstate.errors import (
     LogTooNew,
     ModelMismatch,
     NotALog,
+    StreamDeleted,
     StreamNotFound,
 )
 from runstate.logs.dynamodb import deletion, feed, items
@@ -220,6 +222,44 @@ def test_a_lost_answer_of_adopt_and_delete_is_no_second_deed(log: EventLog, spoi
     assert log.stream("s") is None
 
 
+def test_a_lost_answer_of_a_deletion_leaves_the_tombstone(log: EventLog, spoiled: Proxy, far: EventLog) -> None:
+    log.append("s", notes("a", "b"))
+    spoiled.fault = times(1, "TransactWriteItems", "drop")
+    far.delete_stream("s", expected_seq=2, tombstone=tombstone_of("s"))
+    assert (log.stream("s"), log.tombstone("s")) == (None, tombstone_of("s"))
+
+
+def test_a_lost_answer_of_forgetting_a_tombstone_is_no_error(log: EventLog, spoiled: Proxy, far: EventLog) -> None:
+    log.append("s", notes("a", "b"))
+    log.delete_stream("s", tombstone=tombstone_of("s"))
+    spoiled.fault = times(1, "TransactWriteItems", "drop")
+    far.delete_stream("s")
+    assert log.tombstone("s") is None
+
+
+@pytest.mark.parametrize("adopts", [False, True], ids=["append", "adopt"])
+def test_a_stream_that_is_deleted_between_the_look_up_and_the_write_is_not_begun_again_by_an_append(
+    log: EventLog, spoiled: Proxy, far: EventLog, adopts: bool
+) -> None:
+    held = as_held("s", notes("a", "b"))
+
+    def begin_and_delete(operation: str, request: Any) -> None:
+        if operation == "TransactWriteItems":
+            spoiled.fault = lambda operation, request: None
+            log.append("s", notes("a", "b"))
+            log.delete_stream("s", tombstone=tombstone_of("s"))
+
+    spoiled.fault = begin_and_delete
+    if adopts:
+        assert far.adopt("s", held, model="notes") == 2
+        assert (stored(log, "s"), log.tombstone("s")) == (held, None)
+    else:
+        with pytest.raises(StreamDeleted):
+            far.append("s", notes("c"))
+        assert (log.stream("s"), log.tombstone("s")) == (None, tombstone_of("s"))
+    assert list(log.verify()) == []
+
+
 # --- limits --------------------------------------------------------------------------------------------
 
 
@@ -376,6 +416,20 @@ def test_what_was_changed_by_hand_is_found(log: EventLog, console: Console, name
         assert [(c, s) for c, s, n in found if n in (1, 2, 3)] == [(code, "s")]
     else:
         assert (code, None if code.startswith("blob") or name == "feed entry" else "s", seq) in found
+
+
+def test_a_tombstone_that_was_changed_by_hand_is_not_believed_and_can_be_forgotten(
+    log: EventLog, console: Console
+) -> None:
+    log.append("s", notes("a", "b"))
+    log.delete_stream("s", tombstone=tombstone_of("s"))
+    (item,) = console.items("head:")
+    console.put({**item, "archive": "archive:/elsewhere"})
+    for ask in (lambda: log.tombstone("s"), lambda: log.append("s", notes("c"))):
+        with pytest.raises(LogDamaged, match="tombstone"):
+            ask()
+    log.delete_stream("s")
+    assert log.append("s", notes("c"))[0].seq == 1
 
 
 def test_events_that_are_not_marked_for_the_feed_are_found(log: EventLog, console: Console) -> None:

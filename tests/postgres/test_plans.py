@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 from tests.postgres.sessions import Session
 
-from runstate.logs.postgres import PostgresLog, appends, open_url, writer
+from runstate.logs.postgres import PostgresLog, appends, deletion, open_url, writer
 from runstate.logs.postgres import log as logs
 from runstate.logs.postgres.arrays import Blobs, Numbers, Texts
 
@@ -60,6 +60,7 @@ def _statements(last_seq: int) -> dict[str, tuple[str, Any]]:
         "last body": (appends._last_bodies, (names,)),
         "move heads": (appends._move_heads, heads | _rows),
         "make heads": (appends._make_heads, made | _rows),
+        "tombstones": (deletion.select_tombstones, (names,)),
         "adopt": (writer._held, ("s7", Numbers([1, 50, 900_000]), Texts(["k1", "new"]))),
         "fetch": (logs._read, ("s7", 10, 20)),
         "lines": (logs._lines, ("s7", 10, 50, 20)),

@@ -12,8 +12,9 @@ import pytest
 from tests.postgres.sessions import Session
 from tests.postgres_server import as_role, plain_and_schema
 
+from runstate.conformance.claims.tombstones import tombstone_of
 from runstate.conformance.notes import followed, keys, note, notes, snapshot
-from runstate.errors import LogBusy, LogFailed
+from runstate.errors import LogBusy, LogFailed, StreamDeleted
 from runstate.logs.postgres import PostgresLog, open_url
 
 _docs = Path(__file__).parents[2] / "docs"
@@ -66,6 +67,33 @@ def test_a_writer_needs_no_more_than_the_format_page_grants(url: str, writer: st
         assert keys(log.feed(after=page.next).records) == ["b"]
         log.wait(page.next, 1)
         assert list(log.verify()) == []
+
+
+def test_a_writer_learns_of_a_deletion_and_restores_the_stream_only_with_the_right_to(
+    url: str, log: PostgresLog, session: Session, writer: str
+) -> None:
+    log.append("s", notes("a", "b"))
+    held = log.read("s")
+    log.delete_stream("s", tombstone=tombstone_of("s"))
+    with open_url(as_role(url, writer, _password)) as written:
+        with pytest.raises(StreamDeleted):
+            written.append("s", notes("c"))
+        with pytest.raises(LogFailed, match="permission denied for table tombstones"):
+            written.adopt("s", held, model="notes")
+        assert written.tombstone("s") == tombstone_of("s")
+        session.execute(f"GRANT DELETE ON tombstones TO {writer}".encode())
+        assert written.adopt("s", held, model="notes") == 2
+
+
+def test_retention_needs_no_more_than_the_guide_says(url: str, log: PostgresLog, session: Session, writer: str) -> None:
+    log.append("s", notes("a", "b"))
+    session.execute(f"GRANT DELETE ON streams, snapshots, events TO {writer}".encode())
+    session.execute(f"GRANT INSERT, DELETE ON tombstones TO {writer}".encode())
+    with open_url(as_role(url, writer, _password)) as retention:
+        retention.delete_stream("s", tombstone=tombstone_of("s"))
+        assert log.tombstone("s") == tombstone_of("s")
+        retention.delete_stream("s")
+    assert log.tombstone("s") is None
 
 
 def test_a_writer_is_stopped_by_the_triggers_and_cannot_switch_them_off(
@@ -133,6 +161,21 @@ def test_a_tenant_sees_and_writes_its_own_and_nothing_else(
         assert {record.tenant for record in followed(everything).records} == {acme, globex}
     assert len(followed(log).records) == 4
     assert list(log.verify()) == []
+
+
+def test_a_tombstone_is_hidden_from_other_tenants_and_refuses_them_as_a_stream_does(
+    url: str, log: PostgresLog, tenants: tuple[str, str, str]
+) -> None:
+    acme, globex, operator = tenants
+    log.append("s", [note("a", tenant=acme), note("b", tenant=acme)])
+    log.delete_stream("s", tombstone=tombstone_of("s"))
+    for role, found in ((acme, tombstone_of("s")), (globex, None), (operator, tombstone_of("s"))):
+        with open_url(as_role(url, role, _password)) as own:
+            assert own.tombstone("s") == found
+    with open_url(as_role(url, acme, _password)) as own, pytest.raises(StreamDeleted):
+        own.append("s", [note("c", tenant=acme)])
+    with open_url(as_role(f"{url}&busy_timeout_s=0.3", globex, _password)) as own, pytest.raises(LogBusy):
+        own.append("s", [note("c", tenant=globex)])
 
 
 def test_a_tenant_reads_no_partition_past_the_table(

@@ -27,17 +27,21 @@ from runstate.logs.dynamodb.items import (
     page_items,
     page_key,
     page_of,
+    tombstone_of,
 )
 from runstate.logs.dynamodb.refusals import Refused
 from runstate.logs.dynamodb.table import Action, Item, Table, absent, actions_max, chunks, equal
 from runstate.logs.log import AppendResult, Record, check_expected, now
 from runstate.logs.stream_models import check_model, shared_model
+from runstate.logs.tombstones import Tombstone, check_not_deleted
 from runstate.models.model import Draft
 
 _mark = (
     "SET #stream = :stream, #since = if_not_exists(#since, :since), #through = :through, "
     "#at_ns = if_not_exists(#at_ns, :at_ns)"
 )
+_headless: Item = {"ConditionExpression": "attribute_not_exists(#id)", "ExpressionAttributeNames": {"#id": "id"}}
+"""The condition that there is no head, but maybe a tombstone in its place."""
 _mark_names = {"#stream": "stream", "#since": "since", "#through": "through", "#at_ns": "at_ns"}
 
 
@@ -59,14 +63,16 @@ def try_append(
 
     `sent` holds the tokens of earlier tries: one of them may have gone through though no answer came.
     """
-    head = _ready_head(table, stream)
+    head, tombstone = _ready_head(table, stream)
     model = check_model(stream, "" if head is None else head.model, shared_model(stream, drafts))
+    check_not_deleted(stream, tombstone, drafts)
     firsts = known(table, head, (draft.key for draft in drafts))
     previous = None
     if head is not None and any(draft.chained for draft in drafts):
         previous = _last_line(table, head)
     results, new = _plan(stream, head, drafts, expected_seq, firsts, previous, sent)
-    if new and not _write(table, head, stream, new, model, sent):
+    is_at = absent if head is None else equal(id=head.id, version=head.version)
+    if new and not _write(table, head, is_at, stream, new, model, sent):
         return None
     return results
 
@@ -80,7 +86,7 @@ def try_adopt(
     sent: set[str],
 ) -> int | None:
     """Adopt once. `held` reads what stands at the records' places. None: as for `try_append`."""
-    head = _ready_head(table, stream)
+    head, _ = _ready_head(table, stream)
     last_seq = 0 if head is None else head.last_seq
     model = check_model(stream, "" if head is None else head.model, model)
     new = new_records(stream, records, last_seq, [] if head is None else held(head))
@@ -93,14 +99,15 @@ def try_adopt(
     if not new:
         # An earlier try, whose answer was lost, has left its token if it went through.
         return sum(1 for first in known(table, head, (r.key for r in records)).values() if first.token in sent)
-    return len(new) if _write(table, head, stream, new, model, sent) else None
+    is_at = _headless if head is None else equal(id=head.id, version=head.version)
+    return len(new) if _write(table, head, is_at, stream, new, model, sent) else None
 
 
-def _ready_head(table: Table, stream: str) -> Head | None:
-    """The head, all keys before which are written down."""
-    while (head := read_head(table, stream)) is not None and head.unindexed:
+def _ready_head(table: Table, stream: str) -> tuple[Head | None, Tombstone | None]:
+    """The head, all keys before which are written down; or the tombstone in its place."""
+    while (head := head_of(item := table.get(head_key(stream)))) is not None and head.unindexed:
         write_keys(table, head)
-    return head
+    return head, tombstone_of(item)
 
 
 def known(table: Table, head: Head | None, keys: Iterable[str]) -> dict[str, First]:
@@ -174,8 +181,13 @@ def _plan(
     return results, new
 
 
-def _write(table: Table, head: Head | None, stream: str, new: list[Record], model: str, sent: set[str]) -> bool:
-    """Write records behind a head, all or none. It records `model` then. False: it has moved; nothing was written."""
+def _write(
+    table: Table, head: Head | None, is_at: Item, stream: str, new: list[Record], model: str, sent: set[str]
+) -> bool:
+    """Write records behind a head, all or none. It records `model` then.
+
+    `is_at` is the condition on the head's item. False: it does not hold, since the head has moved; nothing was written.
+    """
     token = secrets.token_hex(16)
     stream_id = secrets.token_hex(16) if head is None else head.id
     try:
@@ -196,7 +208,7 @@ def _write(table: Table, head: Head | None, stream: str, new: list[Record], mode
         0 if fits else new[0].seq,
         model,
     )
-    actions = [table.put(moved.item(), absent if head is None else equal(id=head.id, version=head.version))]
+    actions = [table.put(moved.item(), is_at)]
     if head is None:
         actions.append(table.put({"pk": directory, "sk": stream, "id": stream_id}, absent))
     since = 1 if head is None else head.last_seq + 1

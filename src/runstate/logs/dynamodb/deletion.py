@@ -2,6 +2,7 @@
 
 The same step notes the stream's number as garbage. Whoever is interrupted while collecting leaves the note, and the
 next one that opens the log, or deletes from it, goes on. A stream that is begun again has another number.
+A tombstone takes the place of the head in that step.
 """
 
 from __future__ import annotations
@@ -9,17 +10,28 @@ from __future__ import annotations
 import time
 
 from runstate.errors import LogBusy, StreamNotFound
-from runstate.logs.dynamodb.appends import read_head
-from runstate.logs.dynamodb.items import directory, garbage, last_text, mark_key
+from runstate.logs.dynamodb.items import (
+    Head,
+    directory,
+    garbage,
+    head_key,
+    head_of,
+    last_text,
+    mark_key,
+    tombstone_item,
+)
 from runstate.logs.dynamodb.refusals import Refused
-from runstate.logs.dynamodb.table import Item, Table, equal, pause
+from runstate.logs.dynamodb.table import Action, Item, Table, equal, pause
 from runstate.logs.log import check_expected, now
+from runstate.logs.tombstones import Tombstone
 
 _keys_only: Item = {"ProjectionExpression": "pk, sk"}
 
 
-def delete(table: Table, stream: str, expected_seq: int | None) -> None:
-    """From its return on, and for everybody at once, the stream is not there.
+def delete(table: Table, stream: str, expected_seq: int | None, tombstone: Tombstone | None) -> None:
+    """From its return on, and for everybody at once, the stream is not there, and the tombstone is.
+
+    Without a tombstone, one that is all that is left of the stream is deleted.
 
     Raises:
         StreamNotFound, SequenceConflict: nothing was deleted.
@@ -27,29 +39,37 @@ def delete(table: Table, stream: str, expected_seq: int | None) -> None:
     deadline = time.monotonic() + table.busy_timeout_s
     lost: str | None = None
     for attempt in range(1_000_000):
-        head = read_head(table, stream)
+        item = table.get(head_key(stream))
+        head = head_of(item)
         if lost is not None and (head is None or head.id != lost):
             return  # It was ours: the step was done, and only its answer was lost.
-        if head is None:
+        if head is not None:
+            check_expected(stream, head.last_seq, expected_seq)
+            actions = _actions(table, head, tombstone)
+        elif item is not None and tombstone is None:
+            actions = [table.delete(head_key(stream), equal(deleted_at=item["deleted_at"]))]
+        else:
             raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-        check_expected(stream, head.last_seq, expected_seq)
-        note = {"pk": garbage, "sk": head.id, "stream": stream, "at": now()}
         try:
-            table.transact(
-                [
-                    table.delete(head.key, equal(id=head.id, version=head.version)),
-                    table.delete((directory, stream)),
-                    table.delete(mark_key(head.id)),
-                    table.put(note),
-                ]
-            )
+            table.transact(actions)
             return
         except Refused as refused:
-            lost = head.id if refused.was_lost else lost
+            if refused.was_lost:
+                lost = "" if head is None else head.id
             if time.monotonic() > deadline:
                 break
             pause(attempt)
     raise LogBusy(f"The stream {stream!r} could not be deleted within {table.busy_timeout_s:g} s; try again")
+
+
+def _actions(table: Table, head: Head, tombstone: Tombstone | None) -> list[Action]:
+    is_at = equal(id=head.id, version=head.version)
+    return [
+        table.delete(head.key, is_at) if tombstone is None else table.put(tombstone_item(tombstone), is_at),
+        table.delete((directory, head.stream)),
+        table.delete(mark_key(head.id)),
+        table.put({"pk": garbage, "sk": head.id, "stream": head.stream, "at": now()}),
+    ]
 
 
 def collect(table: Table) -> None:

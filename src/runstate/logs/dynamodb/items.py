@@ -16,6 +16,7 @@ import msgspec
 from runstate.errors import EventTooLarge, LogDamaged
 from runstate.logs.dynamodb.table import Item, Key
 from runstate.logs.log import Record
+from runstate.logs.tombstones import Tombstone
 from runstate.models.model import stream_bytes_max
 
 page_bytes_max = 390_000
@@ -204,7 +205,38 @@ def head_of(item: Item | None, *, is_listed: bool = False) -> Head | None:
     Raises:
         LogDamaged: the item is none that an append wrote.
     """
-    return None if item is None else _checked(Head, item, f"The head {item['pk'][:240]!r}", is_listed=is_listed)
+    if item is None or _is_tombstone(item):
+        return None
+    head: Head = _checked(Head, item, f"The head {item['pk'][:240]!r}", is_listed=is_listed)
+    return head
+
+
+def tombstone_item(tombstone: Tombstone) -> Item:
+    """It takes the place of the stream's head: an append that finds no item there may begin the stream, no other."""
+    pk, sk = head_key(tombstone.stream)
+    values = msgspec.structs.asdict(tombstone)
+    return {"pk": pk, "sk": sk, **values, "crc": _crc_of(values.values())}
+
+
+def tombstone_of(item: Item | None) -> Tombstone | None:
+    """The tombstone that stands in the place of a head.
+
+    Raises:
+        LogDamaged: it is not as it was written.
+    """
+    if item is None or not _is_tombstone(item):
+        return None
+    tombstone = Tombstone(**{name: item.get(name, "") for name in Tombstone.__struct_fields__})
+    if tombstone_item(tombstone) != item:
+        raise LogDamaged(
+            f"The tombstone {item['pk'][:240]!r} was changed by hand; delete the stream again to forget it",
+            stream=tombstone.stream,
+        )
+    return tombstone
+
+
+def _is_tombstone(item: Item) -> bool:
+    return "deleted_at" in item
 
 
 def entry_of(item: Item) -> Entry:

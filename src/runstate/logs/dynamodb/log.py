@@ -18,6 +18,7 @@ from runstate.logs.dynamodb import deletion, keepings, reading
 from runstate.logs.dynamodb.appends import read_head, try_adopt, try_append
 from runstate.logs.dynamodb.feed import feed_page
 from runstate.logs.dynamodb.items import Head as StoredHead
+from runstate.logs.dynamodb.items import head_key, tombstone_of
 from runstate.logs.dynamodb.schema import prepare
 from runstate.logs.dynamodb.table import Table, busy_timeout_default_s, pause
 from runstate.logs.dynamodb.verify import verify_rest, verify_table
@@ -33,6 +34,7 @@ from runstate.logs.log import (
     Record,
     StoredSnapshot,
     StreamInfo,
+    Tombstone,
     check_limit,
     refuse,
 )
@@ -164,11 +166,18 @@ class DynamoLog(Handle):
         self._check_open()
         keepings.save_snapshot(self._table, stream, snapshot)
 
-    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
+    def delete_stream(
+        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+    ) -> None:
         check_stream(stream)
         self._check_open()
-        deletion.delete(self._table, stream, expected_seq)
+        deletion.delete(self._table, stream, expected_seq, tombstone)
         deletion.collect(self._table)
+
+    def tombstone(self, stream: str) -> Tombstone | None:
+        check_stream(stream)
+        self._check_open()
+        return tombstone_of(self._table.get(head_key(stream)))
 
     def verify(self, stream: str | None = None) -> Iterator[Finding]:
         if stream is not None:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from psycopg.errors import RestrictViolation
+
 from runstate.errors import LogFailed, ModelMismatch, RunstateError, SequenceConflict
 from runstate.logs.log import AppendResult, Record, check_expected
 from runstate.logs.postgres.arrays import Blobs, Numbers, Texts
@@ -71,7 +73,7 @@ WITH head AS (
     SELECT * FROM unnest(
         %(streams)s, %(firsts)s, %(lasts)s, %(counts)s, %(starts)s,
         %(ends)s, %(models)s
-    ) AS made (stream) ORDER BY made.stream
+    ) AS made (stream) WHERE NOT EXISTS (SELECT 1 FROM tombstones t WHERE t.stream = made.stream) ORDER BY made.stream
     ON CONFLICT (stream) DO NOTHING RETURNING id, stream
 ), written AS ({_insert_events.format(head="stream")})
 SELECT stream FROM head
@@ -216,20 +218,25 @@ def plan(connection: Connection, appends: Sequence[Append], *, wait: bool) -> tu
 def commit(connection: Connection, heads: Iterable[Head]) -> set[str]:
     """Move or make the heads, write their records and commit, in one round trip. The streams that were written.
 
-    One that is not among them was made by somebody else meanwhile, or has a later transaction: begin again with it.
+    One that is not among them was made by another writer meanwhile, or has a later transaction: begin again with it. Or
+    it has a tombstone. If that was committed while the new head waited for it, nothing is written, of no stream.
     """
     moved = [head for head in heads if head.id is not None and head.records]
     made = [head for head in heads if head.id is None and head.records]
-    with connection.pipeline():
-        written = []
-        if moved:
-            ids = Numbers([head.id or 0 for head in moved for _ in head.records])
-            written.append(connection.execute(_move_heads, _values(moved) | {"of": ids}))
-        if made:
-            names = Texts([head.stream for head in made for _ in head.records])
-            written.append(connection.execute(_make_heads, _values(made) | {"of": names}))
-        # Sent along without waiting: if a statement before it fails, the server skips this one.
-        connection.execute("COMMIT")
+    try:
+        with connection.pipeline():
+            written = []
+            if moved:
+                ids = Numbers([head.id or 0 for head in moved for _ in head.records])
+                written.append(connection.execute(_move_heads, _values(moved) | {"of": ids}))
+            if made:
+                names = Texts([head.stream for head in made for _ in head.records])
+                written.append(connection.execute(_make_heads, _values(made) | {"of": names}))
+            # Sent along without waiting: if a statement before it fails, the server skips this one.
+            connection.execute("COMMIT")
+    except RestrictViolation:  # By the trigger that refuses new heads of deleted streams.
+        connection.rollback()
+        return set()
     return {stream for cursor in written for (stream,) in cursor}
 
 

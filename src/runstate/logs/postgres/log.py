@@ -33,8 +33,8 @@ from runstate.logs.log import (
     Record,
     StoredSnapshot,
     StreamInfo,
+    Tombstone,
     blob_digest,
-    check_expected,
     check_limit,
     checked_blob,
     refuse,
@@ -43,6 +43,7 @@ from runstate.logs.pending import Blocker, Pending
 from runstate.logs.postgres.appends import Append
 from runstate.logs.postgres.bell import Bell
 from runstate.logs.postgres.connections import Connection, ConnectionLost, Connections
+from runstate.logs.postgres.deletion import delete_rows, find_tombstones
 from runstate.logs.postgres.schema import check_migrated, prepare
 from runstate.logs.postgres.verify import verify_rest, verify_schema
 from runstate.logs.postgres.writer import Writer
@@ -110,8 +111,6 @@ ON CONFLICT (stream_id, model) DO UPDATE
 SET version = excluded.version, seq = excluded.seq, digest = excluded.digest, body = excluded.body
 WHERE excluded.version <> kept.version OR excluded.seq >= kept.seq
 """
-_lock_stream = "SELECT id, last_seq FROM streams WHERE stream = %s FOR UPDATE"
-
 _seq_max = 2**63 - 1
 
 
@@ -295,20 +294,24 @@ class PostgresLog(Handle):
 
         return self._connections.run(save)
 
-    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
+    def delete_stream(
+        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+    ) -> None:
         check_stream(stream)
         self._check_open()
+        check_migrated(self._version)
         try:
             with self._connections.one() as connection, connection.transaction():
-                row = connection.execute(_lock_stream, (stream,)).fetchone()
-                if row is None:
-                    raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-                check_expected(stream, row[1], expected_seq)
-                # The head first: the database lets events go only after it.
-                for table, column in (("streams", "id"), ("snapshots", "stream_id"), ("events", "stream_id")):
-                    connection.execute(f"DELETE FROM {table} WHERE {column} = %s", row[:1])
+                delete_rows(connection, stream, expected_seq, tombstone)
         except ConnectionLost as lost:
             raise AppendOutcomeUnknown(f"The stream may or may not be deleted ({lost}); look, and try again") from lost
+
+    def tombstone(self, stream: str) -> Tombstone | None:
+        check_stream(stream)
+        self._check_open()
+        if self._version == 1:
+            return None
+        return self._connections.run(lambda connection: find_tombstones(connection, [stream])).get(stream)
 
     def verify(self, stream: str | None = None) -> Iterator[Finding]:
         if stream is not None:

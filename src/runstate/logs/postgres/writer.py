@@ -10,15 +10,17 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from runstate.errors import AppendOutcomeUnknown, LogBusy, LogFailed, RunstateError
+from runstate.errors import AppendOutcomeUnknown, LogBusy, LogFailed, RunstateError, StreamDeleted
 from runstate.logs.adoption import key_taken, new_records
 from runstate.logs.log import Record
 from runstate.logs.postgres.appends import Append, begin, commit, lock_heads, plan
 from runstate.logs.postgres.appends import Head as LockedHead
 from runstate.logs.postgres.arrays import Numbers, Texts
 from runstate.logs.postgres.connections import Connection, ConnectionLost, Connections
+from runstate.logs.postgres.deletion import drop_tombstone, find_tombstones, select_tombstones
 from runstate.logs.postgres.groups import Groups
 from runstate.logs.stream_models import check_model
+from runstate.logs.tombstones import check_not_deleted
 
 shared_drafts_max = 32
 """Drafts of an append that shares its transaction. The work of a larger one is better done beside the others'."""
@@ -42,7 +44,7 @@ class Writer:
         """Answer an append, once what it writes is durable.
 
         Raises:
-            ModelMismatch, SequenceConflict, LogBusy, LogFull, LogClosed: nothing was written.
+            ModelMismatch, StreamDeleted, SequenceConflict, LogBusy, LogFull, LogClosed: nothing was written.
             AppendOutcomeUnknown: it may have been.
         """
         if len(append.drafts) <= shared_drafts_max:
@@ -83,6 +85,17 @@ class Writer:
                     sent = list(answers)
                     unwritten -= commit(connection, heads)
                     self._committed()
+                # Streams that are not there, and that were not begun now: they may have been deleted.
+                missing = {
+                    head.stream for head in heads if head.id is None and (head.stream in unwritten or not head.records)
+                }
+                undecided = unwritten | missing
+                for append, answer in answers.items():
+                    if append.stream not in undecided:
+                        append.settle(answer)
+                # A connection that is lost from here on takes no answer away.
+                sent = []
+                tombstones = find_tombstones(connection, missing) if missing else {}
         except ConnectionLost as lost:
             _leave_unknown(sent, f"The connection was lost during the commit ({lost})")
             if not sent:
@@ -94,8 +107,15 @@ class Writer:
                 _leave_unknown(sent, "The commit was interrupted")
             raise
         for append, answer in answers.items():
-            if append.stream not in unwritten:
-                append.settle(answer)
+            if append.stream not in missing:
+                continue
+            try:
+                check_not_deleted(append.stream, tombstones.get(append.stream), append.drafts)
+            except StreamDeleted as error:
+                append.settle(error)
+            else:
+                if append.stream not in unwritten:
+                    append.settle(answer)
 
     def _adopt(self, stream: str, records: Sequence[Record], model: str) -> list[int]:
         """How many were new; nothing if it has to be tried again."""
@@ -130,6 +150,7 @@ def _planned(connection: Connection, stream: str, records: Sequence[Record], mod
         locked = connection.execute(lock_heads, (Texts([stream]),))
         values = (stream, Numbers([r.seq for r in records]), Texts([r.key for r in records]))
         found = connection.execute(_held, values, binary=True)
+        tombstones = connection.execute(select_tombstones, (Texts([stream]),))
     head = LockedHead(*(locked.fetchone() or (stream,)))
     head.model = check_model(stream, head.model, model)
     held = [Record(stream, *row) for row in found] if head.id is not None else []
@@ -138,4 +159,6 @@ def _planned(connection: Connection, stream: str, records: Sequence[Record], mod
     for record in head.records:
         if record.key in keys:
             raise key_taken(record, head.last_seq)
+    if tombstones.fetchone() is not None:
+        connection.execute(drop_tombstone, (stream,))
     return head

@@ -18,6 +18,7 @@ from runstate.logs.adoption import key_taken, new_records
 from runstate.logs.log import AppendResult, Record, check_expected
 from runstate.logs.snowflake.connections import Session
 from runstate.logs.stream_models import check_model, shared_model
+from runstate.logs.tombstones import Tombstone, check_not_deleted
 from runstate.models.model import Draft
 
 body_bytes_max = 8 * 1024 * 1024
@@ -28,7 +29,7 @@ request_bytes_max = 4 * 1024 * 1024
 record_columns = "seq, event_id, type, key, tenant, emitted_at, persisted_at, body"
 
 _rows = "TABLE(FLATTEN(INPUT => PARSE_JSON(?)))"
-# One round trip: what the gate has given, the heads of the streams, the events under these keys, the last lines.
+# One round trip: what the gate has given, the streams' heads, the events under these keys, the last lines, tombstones.
 _look = f"""
 WITH wanted AS (SELECT value[0]::VARCHAR AS stream, value[1]::VARCHAR AS key FROM {_rows}),
 chained AS (SELECT value::VARCHAR AS stream FROM {_rows})
@@ -44,6 +45,9 @@ UNION ALL
 SELECT 'last', e.stream, e.seq, 0, '', '', '', e.body
 FROM events e JOIN streams s ON e.stream = s.stream AND e.seq = s.last_seq
 WHERE s.stream IN (SELECT stream FROM chained)
+UNION ALL
+SELECT 'tombstone', stream, last_seq, 0, digest, archive, deleted_at, CAST(NULL AS BINARY)
+FROM tombstones WHERE stream IN (SELECT stream FROM wanted)
 """
 # What a MERGE inserts when nothing matches. The gate and the look-up have seen to that; whoever writes past them is met
 # here: then fewer rows are written than were sent.
@@ -74,6 +78,7 @@ _new_heads = f"""
 INSERT INTO streams (stream, tenant, last_seq, events, first_position, first_persisted_at, last_persisted_at, model)
 SELECT stream, tenant, last_seq, events, first_position, first_persisted_at, last_persisted_at, model FROM {_heads}
 """
+drop_tombstone = "DELETE FROM tombstones WHERE stream = ?"
 _held = f"SELECT {record_columns} FROM events WHERE stream = ? AND seq BETWEEN ? AND ?"
 
 
@@ -93,6 +98,7 @@ class Stream:
         self.is_new = events == 0
         self.last_seq, self.events, self.model = last_seq, events, model
         self.last_body: bytes | None = None
+        self.tombstone: Tombstone | None = None
         self.firsts: dict[str, First] = {}
         """Of the keys that were asked for, those that are known."""
         self.added: list[Record] = []
@@ -155,6 +161,8 @@ def adopt_records(session: Session, stream: str, records: Sequence[Record], mode
         _check(record)
     at.added = new
     _write_streams(session, streams, last_position - len(records))
+    if at.tombstone is not None:
+        session.change(drop_tombstone, stream)
     return len(new)
 
 
@@ -177,6 +185,8 @@ def _look_up(
             streams[stream].firsts[key] = First(event_id, seq, persisted_at, body)
         elif kind == "last":
             streams[stream].last_body = body
+        elif kind == "tombstone":
+            streams[stream].tombstone = Tombstone(stream, seq, key, event_id, persisted_at)
     return streams, last_position, time
 
 
@@ -185,10 +195,13 @@ def _plan(at: Stream, append: Append, persisted_at: str) -> None:
 
     Raises:
         ModelMismatch: the stream records another model.
+        StreamDeleted: the stream has a tombstone.
         SequenceConflict: there is something new, and the stream is not at `expected_seq`.
         LogFailed, InvalidEvent, EventTooLarge: a draft cannot be rendered, or cannot be kept.
     """
     model = check_model(append.stream, at.model, append.model)
+    if at.is_new:
+        check_not_deleted(append.stream, at.tombstone, append.drafts)
     results: list[AppendResult] = []
     new: dict[str, Record] = {}
     previous = at.added[-1].body if at.added else at.last_body

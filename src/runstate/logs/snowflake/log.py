@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from runstate.errors import (
     EventTooLarge,
     InvalidJson,
@@ -29,6 +31,7 @@ from runstate.logs.log import (
     Record,
     StoredSnapshot,
     StreamInfo,
+    Tombstone,
     blob_digest,
     check_expected,
     check_limit,
@@ -36,7 +39,7 @@ from runstate.logs.log import (
     decimal_position,
     refuse,
 )
-from runstate.logs.snowflake.appends import Append, adopt_records, body_bytes_max, record_columns
+from runstate.logs.snowflake.appends import Append, adopt_records, body_bytes_max, drop_tombstone, record_columns
 from runstate.logs.snowflake.connections import Connections, Row, Session, pauses
 from runstate.logs.snowflake.schema import check_migrated, prepare
 from runstate.logs.snowflake.verify import rest_findings, stream_findings
@@ -60,6 +63,10 @@ _heads_page = 10_000
 _load_snapshot = "SELECT model, version, seq, digest, body FROM snapshots WHERE stream = ? AND model = ?"
 _save_snapshot = """
 INSERT INTO snapshots (stream, model, version, seq, digest, body) SELECT ?, ?, ?, ?, ?, ?
+"""
+_tombstone = "SELECT stream, last_seq, digest, archive, deleted_at FROM tombstones WHERE stream = ?"
+_put_tombstone = """
+INSERT INTO tombstones (stream, last_seq, digest, archive, deleted_at) SELECT ?, ?, ?, ?, ?
 """
 
 _seq_max = 2**63 - 1
@@ -212,19 +219,32 @@ class SnowflakeLog(Handle):
 
         self._writer.alone(0, save)
 
-    def delete_stream(self, stream: str, *, expected_seq: int | None = None) -> None:
+    def delete_stream(
+        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+    ) -> None:
         check_stream(stream)
         self._check_open()
+        check_migrated(self._version)
 
         def delete(session: Session) -> None:
             rows = session.rows(_head, stream)
-            if not rows:
+            if not rows and (tombstone is not None or not session.rows(_tombstone, stream)):
                 raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-            check_expected(stream, rows[0][0], expected_seq)
-            for table in ("streams", "snapshots", "events"):
-                session.change(f"DELETE FROM {table} WHERE stream = ?", stream)
+            if rows:
+                check_expected(stream, rows[0][0], expected_seq)
+                for table in ("streams", "snapshots", "events"):
+                    session.change(f"DELETE FROM {table} WHERE stream = ?", stream)
+            session.change(drop_tombstone, stream)
+            if tombstone is not None:
+                session.change(_put_tombstone, *msgspec.structs.astuple(tombstone))
 
         self._writer.alone(0, delete)
+
+    def tombstone(self, stream: str) -> Tombstone | None:
+        check_stream(stream)
+        self._check_open()
+        rows = self._rows(_tombstone, stream) if self._version > 1 else []
+        return Tombstone(*rows[0]) if rows else None
 
     def verify(self, stream: str | None = None) -> Iterator[Finding]:
         if stream is None:

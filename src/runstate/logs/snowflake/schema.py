@@ -53,7 +53,18 @@ _version_1 = [
     """,
     "CREATE TABLE IF NOT EXISTS blobs (digest VARCHAR NOT NULL, part NUMBER(38, 0) NOT NULL, data BINARY NOT NULL)",
 ]
-_version_2 = ["ALTER TABLE streams ADD COLUMN IF NOT EXISTS model VARCHAR DEFAULT ''"]
+_version_2 = [
+    "ALTER TABLE streams ADD COLUMN IF NOT EXISTS model VARCHAR DEFAULT ''",
+    """
+    CREATE TABLE IF NOT EXISTS tombstones (
+        stream     VARCHAR NOT NULL,
+        last_seq   NUMBER(38, 0) NOT NULL,
+        digest     VARCHAR NOT NULL,
+        archive    VARCHAR NOT NULL,
+        deleted_at VARCHAR NOT NULL
+    )
+    """,
+]
 migrations: list[list[str]] = [_version_1, _version_2]
 """The n-th turns version n into version n + 1. Published ones are never edited."""
 

@@ -1,0 +1,49 @@
+"""Deleting a whole stream, and the tombstone that is left of it: both in one transaction.
+
+A stream never has a head and a tombstone at once. A trigger refuses the head, so that no writer can get past this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from runstate.errors import StreamNotFound
+from runstate.logs.log import check_expected
+from runstate.logs.postgres.arrays import Texts
+from runstate.logs.postgres.connections import Connection
+from runstate.logs.tombstones import Tombstone
+
+select_tombstones = "SELECT stream, last_seq, digest, archive, deleted_at FROM tombstones WHERE stream = ANY(%s)"
+drop_tombstone = "DELETE FROM tombstones WHERE stream = %s"
+_put_tombstone = """
+INSERT INTO tombstones (tenant, stream, last_seq, digest, archive, deleted_at) VALUES (%s, %s, %s, %s, %s, %s)
+"""
+_lock_stream = "SELECT id, last_seq, tenant FROM streams WHERE stream = %s FOR UPDATE"
+
+
+def find_tombstones(connection: Connection, streams: Iterable[str]) -> dict[str, Tombstone]:
+    rows = connection.execute(select_tombstones, (Texts(list(streams)),))
+    return {row[0]: Tombstone(*row) for row in rows}
+
+
+def delete_rows(connection: Connection, stream: str, expected_seq: int | None, tombstone: Tombstone | None) -> None:
+    """
+    Raises:
+        StreamNotFound: there is no such stream, and no tombstone to forget.
+        SequenceConflict: the stream is not at `expected_seq`; nothing was deleted.
+    """
+    row = connection.execute(_lock_stream, (stream,)).fetchone()
+    if row is None:
+        if tombstone is not None or not find_tombstones(connection, [stream]):
+            raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+        connection.execute(drop_tombstone, (stream,))
+        return
+    stream_id, last_seq, tenant = row
+    check_expected(stream, last_seq, expected_seq)
+    # The head first: the database lets events go only after it.
+    for table, column in (("streams", "id"), ("snapshots", "stream_id"), ("events", "stream_id")):
+        connection.execute(f"DELETE FROM {table} WHERE {column} = %s", (stream_id,))
+    if tombstone is not None:
+        connection.execute(_put_tombstone, (tenant, *msgspec.structs.astuple(tombstone)))
