@@ -65,7 +65,7 @@ def try_append(
     """
     head, tombstone = _ready_head(table, stream)
     model = check_model(stream, "" if head is None else head.model, shared_model(stream, drafts))
-    check_not_deleted(stream, tombstone, drafts)
+    check_not_deleted(tombstone, drafts)
     firsts = known(table, head, (draft.key for draft in drafts))
     previous = None
     if head is not None and any(draft.chained for draft in drafts):

@@ -110,7 +110,7 @@ class Writer:
             if append.stream not in missing:
                 continue
             try:
-                check_not_deleted(append.stream, tombstones.get(append.stream), append.drafts)
+                check_not_deleted(tombstones.get(append.stream), append.drafts)
             except StreamDeleted as error:
                 append.settle(error)
             else:

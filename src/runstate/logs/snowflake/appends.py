@@ -201,7 +201,7 @@ def _plan(at: Stream, append: Append, persisted_at: str) -> None:
     """
     model = check_model(append.stream, at.model, append.model)
     if at.is_new:
-        check_not_deleted(append.stream, at.tombstone, append.drafts)
+        check_not_deleted(at.tombstone, append.drafts)
     results: list[AppendResult] = []
     new: dict[str, Record] = {}
     previous = at.added[-1].body if at.added else at.last_body
