@@ -204,7 +204,7 @@ def test_v1_2_2_gaps_in_run_seq_are_no_error_to_the_fold(line: Callable[..., byt
 def test_v1_2_3_events_are_never_updated(store: EngineStore, write: Write) -> None:
     store.append_event(write(payload={"a": 1}))
     before = store.log.read("r-1")
-    store.append_events([write(payload={"a": 2}), write("RunPaused"), write(tenant_id="other")])
+    store.append_events([write(payload={"a": 2}), write("RunPaused"), write(project_id="other")])
     assert store.log.read("r-1", limit=1) == before
 
 
@@ -214,7 +214,8 @@ def test_v1_2_3_the_port_offers_no_way_to_change_or_delete_an_event() -> None:
         name for name in offered if re.match("append|adopt|save|put|delete|update|set|replace|write|remove", name)
     }
     assert writing == {"append", "adopt", "save_snapshot", "put_blob", "delete_stream"}
-    assert list(inspect.signature(EventLog.delete_stream).parameters) == ["self", "stream", "expected_seq"]
+    of_a_deletion = list(inspect.signature(EventLog.delete_stream).parameters)
+    assert of_a_deletion == ["self", "stream", "expected_seq", "tombstone"]
 
 
 def test_v1_2_3_a_run_is_deleted_whole(store: EngineStore, write: Write) -> None:

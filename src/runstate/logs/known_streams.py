@@ -55,8 +55,8 @@ class KnownStreams:
         other = self._other_tenant(stream, drafts)
         if other is not None:
             raise TenantMismatch(
-                f"The stream {stream!r} belongs to the tenant {self._tenant(stream, drafts)!r}, not to {other!r}. Use "
-                "another stream id: they are shared by all tenants of a log",
+                f"The stream {stream[:80]!r} belongs to the tenant {self._tenant(stream, drafts)[:80]!r}, not to "
+                f"{other[:80]!r}. Use another stream id: they are shared by all tenants of a log",
                 stream=stream,
                 given=other,
             )

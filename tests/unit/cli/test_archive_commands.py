@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from uuid import uuid4
 
+import msgspec
 import pytest
 import typer
 from tests.commands import Cli
@@ -92,14 +94,29 @@ def test_a_refused_run_is_named_and_gives_exit_code_1(filled: Cli) -> None:
     everything = ("--to", "old", "--older-than", "0s", "--json")
     assert filled("archive", "sqlite:log.db", *everything).code == 0
     lines = histories("engine", 0, 1)["engine-0-0000"]
-    filled("append", "sqlite:log.db", stdin=b"\n".join(lines))
-    done = filled("archive", "sqlite:log.db", *everything)
+    filled("append", "sqlite:other.db", stdin=b"\n".join(lines))  # The same run, at another time.
+    done = filled("archive", "sqlite:other.db", *everything)
     assert done.code == 1
     assert [(row["stream"], row["outcome"], row["code"]) for row in done.rows] == [
         ("engine-0-0000", "refused", "archive.conflict")
     ]
-    back = filled("restore", "old", "sqlite:log.db", "--json")
+    back = filled("restore", "old", "sqlite:other.db", "--json")
     assert (back.code, {row["outcome"] for row in back.rows}) == (1, {"refused", "restored"})
+
+
+def test_a_late_retry_of_an_archived_run_changes_nothing_and_new_events_are_refused(filled: Cli) -> None:
+    everything = ("--to", "old", "--older-than", "0s", "--json")
+    assert filled("archive", "sqlite:log.db", *everything).code == 0
+    lines = histories("engine", 0, 1)["engine-0-0000"]
+    again = filled("append", "sqlite:log.db", stdin=b"\n".join(lines))
+    assert (again.code, {row["persisted"] for row in again.rows}) == (0, {False})
+    new = msgspec.json.encode(msgspec.json.decode(lines[0]) | {"idempotencyKey": "new", "eventId": str(uuid4())})
+    refused = filled("append", "sqlite:log.db", stdin=new)
+    assert (refused.code, "stream.deleted" in refused.err, "old" in refused.err) == (2, True, True)
+    assert "was moved to archive:" in filled("snapshot", "sqlite:log.db", "engine-0-0000").err.replace("\n", " ")
+    back = filled("restore", "old", "sqlite:log.db", "--json")
+    assert (back.code, {row["outcome"] for row in back.rows}) == (0, {"restored"})
+    assert filled("append", "sqlite:log.db", stdin=new).code == 0
 
 
 @pytest.mark.parametrize(

@@ -522,7 +522,8 @@ def test_every_answer_of_a_store_is_as_its_schema_says(
     check_event = jsonschema_rs.Draft202012Validator(schemas("engine.event.v1")).validate
     with runstate.open("memory:") as store:
         old, new = RunStateStoreV1(store), RunStateStoreV2(store)
-        for event in data.draw(st.lists(events(RunEventWrite, json_values), min_size=1, max_size=2)):
+        drawn = data.draw(st.lists(events(RunEventWrite, json_values), min_size=1, max_size=2))
+        for event in (msgspec.structs.replace(each, tenant_id=drawn[0].tenant_id) for each in drawn):
             for _ in range(2):
                 check_v2(msgspec.to_builtins(new.append_event(event)))
             for stored in new.fetch_events(event.run_id):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -274,7 +275,7 @@ def test_a_name_that_two_packages_use_is_refused_and_both_are_named(
         (package / "entry_points.txt").write_text(f"[runstate.models]\n{name} = module_{number}:Model\n")
     monkeypatch.syspath_prepend(counter.parent)
     monkeypatch.setattr("runstate.models.registry._found", {})
-    for find in (lambda: find_model(name), lambda: resolve_model(name, None, "The log sqlite:x.db")):
+    for find in (partial(find_model, name), partial(resolve_model, name, None, "The log sqlite:x.db")):
         with pytest.raises(UnknownModel, match="Uninstall all but one, or pass --model") as refused:
             find()
         assert all(f"module_{number}:Model of brings-{number} {number}.0" in str(refused.value) for number in (1, 2))
