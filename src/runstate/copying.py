@@ -13,6 +13,7 @@ from hashlib import sha256
 import msgspec
 
 from runstate.errors import BlobNotFound, InvalidUrl, LogDamaged, StreamNotFound, shown_url
+from runstate.logs.archived_streams import check_not_older
 from runstate.logs.log import Capability, EventLog, Record, blob_refs, refuse
 
 page_events = 500
@@ -70,6 +71,7 @@ def copy_stream(source: EventLog, target: EventLog, stream: str, advance: Advanc
     info = source.stream(stream)
     if info is None:
         raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+    check_not_older(target, stream, info.last_seq)
     copied, events, adopted, blobs = sha256(), 0, 0, 0
     for page in _pages(source, stream, info.last_seq):
         # Blobs first: a copy that is killed must not leave lines that refer to nothing.

@@ -35,6 +35,7 @@ from runstate.logs.archive.log import ArchiveLog
 from runstate.logs.archive.packs import ArchivedRun, Unfit, encode_line
 from runstate.logs.archive.reading import Contents, Copy, is_intact
 from runstate.logs.archive.writing import PackWriter, settle
+from runstate.logs.archived_streams import check_not_older
 from runstate.logs.directories import DirectoryLog
 from runstate.logs.log import Capability, EventLog, Record, StreamInfo, Tombstone, now
 from runstate.logs.stream_models import check_model
@@ -290,8 +291,17 @@ def restore(
     if log is not None and Capability.ADOPT not in log.capabilities:
         raise Unsupported("This log cannot take over events of another one, so nothing can be restored to it")
     for info in streams:
-        run = archive.contents.runs[info.stream].run
+        copy = archive.contents.runs[info.stream]
+        run = copy.run
         try:
+            if log is not None:
+                check_not_older(log, run.stream, run.last_seq)
+            if not is_intact(archive.directory, copy):
+                raise LogDamaged(
+                    f"The pack {copy.pack} no longer holds {run.stream!r} as it was archived; nothing was restored. "
+                    f"'runstate verify {archive.directory.url}' says more",
+                    stream=run.stream,
+                )
             name = archive.recorded_model if model is None else model.name
             new = _missing(log, archive, run, name) if dry_run or log is None else _adopt(log, archive, run, name)
         except _not_adopted as error:

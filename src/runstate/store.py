@@ -191,6 +191,8 @@ class Store(Generic[W, E, S]):
             StreamNotFound: there is no such stream.
         """
         info = self.log.stream(stream)
+        if info is None and not forget:
+            raise stream_not_found(self.log, stream)
         tombstone = None if forget or info is None else Tombstone(stream, info.last_seq, deleted_at=now())
         self.log.delete_stream(stream, tombstone=tombstone)
         self.snapshots.forget(stream)

@@ -23,7 +23,7 @@ from runstate.logs.registry import open_log
 from runstate.models.canonical import digest
 from runstate.models.engine import ENGINE, RunEventWrite
 from runstate.models.model import stable_uuid
-from runstate.models.rundir import RunEvent
+from runstate.models.rundir import RUNDIR, RunEvent
 from runstate.pipeline import sorted_files
 from runstate.pipeline.audit import COVERED, audit, summary, view, write
 from runstate.pipeline.event_table import event_table_schema
@@ -198,12 +198,13 @@ def planted(tmp_path_factory: pytest.TempPathFactory, clock: Clock, spark: Spark
         for stream in ("healthy-2", "twin"):
             _run(store, stream)
         _run(store, "clash", tenant="two")
+        # As an older version has stored it, without the name of its model.
+        stream, draft = RUNDIR.draft(_created("foreign"))
+        store.log.append(stream, [msgspec.structs.replace(draft, model="")])
     with runstate.open(third, "engine") as store:
         for stream in ("flipped", "healthy-3"):
             _run(store, stream)
     _flip(root / "runs/flipped/events.ndjson", b'"runSeq":4')
-    with runstate.open(third, "rundir") as rundirs:
-        rundirs.append_event(_created("foreign"))
     frame = audit(spark, [first, second, third], model="engine", as_of=as_of, shards=3)
     return Fleet([first, second, third], _told(frame), 19)
 

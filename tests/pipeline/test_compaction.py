@@ -12,6 +12,7 @@ from tests.fleets import histories
 from tests.pipeline.fleet_logs import event_lines, filled, local_snapshots, table_snapshots
 
 from runstate.errors import LogBusy, LogNotFound
+from runstate.models.engine import ENGINE
 from runstate.pipeline.event_table import open_event_table
 from runstate.pipeline.failures import PipelineFailed
 from runstate.pipeline.ingest import known_heads
@@ -122,7 +123,7 @@ def test_one_that_fails_leaves_the_table_as_it_was(spark: SparkSession, tmp_path
 def test_a_table_that_cannot_be_compacted_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(LogNotFound):
         compact(spark, tmp_path / "nowhere")
-    table = Table.make(tmp_path / "events", TableInfo("events", "engine", 1))
+    table = Table.make(tmp_path / "events", TableInfo("events", "engine", ENGINE.version))
     with table.writing(), pytest.raises(LogBusy):
         compact(spark, tmp_path / "events")
     told = (tmp_path / "events" / "table.json").read_bytes()

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from tests.fleets import histories
 from tests.pipeline.fleet_logs import event_lines, filled, local_snapshots
 
-from runstate.errors import LogBusy, LogNotFound, NotALog
+from runstate.errors import LogBusy, LogNotFound, ModelMismatch, NotALog
 from runstate.logs.registry import open_log
 from runstate.pipeline.event_table import open_event_table
 from runstate.pipeline.failures import PipelineFailed
@@ -133,8 +133,10 @@ def test_a_target_or_a_source_that_cannot_be_is_refused(spark: SparkSession, tmp
     with pytest.raises(NotALog, match="is a file"):
         ingest(spark, url, tmp_path / "file" / "events")
     ingest(spark, url, tmp_path / "events")
-    with pytest.raises(NotALog, match="choose another directory"):
+    with pytest.raises(ModelMismatch, match="'engine', not of 'rundir'"):
         ingest(spark, url, tmp_path / "events", model="rundir")
+    with pytest.raises(NotALog, match="choose another directory"):
+        ingest(spark, filled("sqlite", "rundir", tmp_path, runs=1), tmp_path / "events")
     with open_event_table(tmp_path / "events").writing(), pytest.raises(LogBusy, match="Another job"):
         ingest(spark, url, tmp_path / "events")
     with open_log(url) as log:

@@ -28,7 +28,7 @@ from tests.pipeline.live_drivers import (
     until,
 )
 
-from runstate.errors import InvalidUrl, LogBusy, LogNotFound, ModelFailed, Unsupported
+from runstate.errors import InvalidUrl, LogBusy, LogNotFound, ModelFailed, ModelMismatch, Unsupported
 from runstate.logbook import Logbook
 from runstate.logs.disk import RealDisk
 from runstate.logs.registry import open_log
@@ -206,7 +206,7 @@ def test_a_logbook_of_another_model_is_refused(driver: Driver, url: str, tmp_pat
     driver.start([url], "store", tmp_path / "state")
     driver.caught_up()
     driver.stop()
-    with pytest.raises(ModelFailed, match="of the model 'engine', not of 'rundir'"):
+    with pytest.raises((ModelFailed, ModelMismatch), match="of the model 'engine', not of 'rundir'"):
         driver.start([url], "store", tmp_path / "state", model="rundir")
     driver.start([url], "store", tmp_path / "state")
 

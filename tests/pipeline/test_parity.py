@@ -19,7 +19,9 @@ from tests.pipeline.fleet_logs import (
 )
 
 from runstate.errors import RunstateError
+from runstate.logs.registry import open_log
 from runstate.models.registry import find_model
+from runstate.models.rundir import RUNDIR
 from runstate.pipeline import in_place, sorted_files
 from runstate.pipeline import ingest as ingests
 from runstate.pipeline import replay as replays
@@ -216,8 +218,14 @@ def test_a_damaged_table_fails_the_replay_and_leaves_no_stream_out(spark: SparkS
 
 
 def test_a_stream_of_another_model_has_a_finding(spark: SparkSession, tmp_path: Path) -> None:
-    url = filled("sqlite", "rundir", tmp_path, runs=2)
+    url = f"sqlite:{tmp_path}/log.db"
+    with open_log(url) as log:  # As an older version has stored them, without the name of their model.
+        for lines in histories("rundir", runs=2).values():
+            for line in lines:
+                stream, draft = RUNDIR.draft(RUNDIR.parse(line))
+                log.append(stream, [msgspec.structs.replace(draft, model="")])
     rows = read_view(spark, url, "snapshots", model="engine").collect()
+    assert len(rows) == 2
     assert all(row["body"] is None and "is it the right model" in row["finding"] for row in rows)
 
 

@@ -550,3 +550,15 @@ def test_a_producer_needs_three_methods_of_a_store_and_no_more() -> None:
     run = RunProducer(store, "r-1", tenant="t", project="p", environment="e", plan="n", plan_version="1")
     run.started()
     assert [event.event_type for event in store.sent] == ["RunStarted"]
+
+
+def test_a_script_that_goes_on_after_its_restart_is_not_answered_for_the_past() -> None:
+    with runstate.open("memory:") as store:
+        run = store.run("r-1", tenant="acme", plan="p")
+        run.started()
+        run.paused()
+        again = store.run("r-1", tenant="acme", plan="p")  # Killed while it was paused.
+        again.started()
+        again.resumed()
+        assert again.paused().persisted
+        assert store.project_snapshot("r-1").status == "PAUSED"

@@ -18,7 +18,16 @@ from tests.log_urls import durable_schemes, servers, url_at
 
 import runstate
 from runstate.conformance.notes import note, numbered, stored
-from runstate.errors import LogBusy, LogDamaged, NotALog, StreamDeleted, StreamNotFound, Unsupported
+from runstate.copying import copy_stream
+from runstate.errors import (
+    LogBusy,
+    LogDamaged,
+    NotALog,
+    SequenceConflict,
+    StreamDeleted,
+    StreamNotFound,
+    Unsupported,
+)
 from runstate.logs.archive import ArchiveLog, writing
 from runstate.logs.archive.directory import ArchiveDirectory
 from runstate.logs.log import Capability, EventLog, Record, Tombstone
@@ -648,3 +657,43 @@ def test_a_deleted_stream_is_not_begun_again_unless_it_is_forgotten(log: EventLo
         store.append_events(late_events(log, run))
     store.delete_stream(run, forget=True)
     assert store.append_events(late_events(log, run))[0].seq == 1
+
+
+def test_a_second_deletion_does_not_let_an_archived_run_begin_again(log: EventLog, tmp_path: Path) -> None:
+    run = sorted(fill(log))[0]
+    archive_all(log, tmp_path / "archive")
+    store = Store(log, ENGINE, on_alert=lambda alert: None)
+    with pytest.raises(StreamNotFound, match="moved to archive:"):
+        store.delete_stream(run)
+    assert not store.append_events(late_events(log, run))[0].persisted
+    assert log.stream(run) is None
+
+
+def test_an_older_archive_does_not_take_the_place_of_a_newer_one(log: EventLog, tmp_path: Path) -> None:
+    run = sorted(fill(log))[0]
+    archive_all(log, tmp_path / "older")
+    restore_all(tmp_path / "older", log)
+    later = msgspec.structs.replace(
+        late_events(log, run)[0], event_type="Note", idempotency_key="later", event_id=str(uuid4()), payload={}
+    )
+    Store(log, ENGINE, on_alert=lambda alert: None).append_event(later)
+    archive_all(log, tmp_path / "newer")
+    assert restore_all(tmp_path / "older", log)[run] == "refused"
+    with open_log("memory:") as copied:
+        restore_all(tmp_path / "older", copied)
+        with pytest.raises(SequenceConflict, match=f"its newest state is in archive:{tmp_path}/newer"):
+            copy_stream(copied, log, run)
+    assert log.stream(run) is None
+    assert restore_all(tmp_path / "newer", log)[run] == "restored"
+
+
+def test_nothing_is_restored_or_answered_from_a_pack_that_was_changed(log: EventLog, tmp_path: Path) -> None:
+    run = sorted(fill(log))[0]
+    archive_all(log, tmp_path / "archive")
+    for pack in (tmp_path / "archive" / "packs").glob("*.ndjson"):
+        pack.write_bytes(pack.read_bytes().replace(b"RunStarted", b"RunStartef"))
+    store = Store(log, ENGINE, on_alert=lambda alert: None)
+    with pytest.raises(StreamDeleted, match="is not what was moved"):
+        store.append_events(late_events(log, run))
+    assert set(restore_all(tmp_path / "archive", log).values()) == {"refused"}
+    assert log.stream(run) is None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -29,6 +30,9 @@ from runstate.errors import (
 )
 from runstate.logs.log import Capability, StoredSnapshot, StreamInfo
 from runstate.store import Store
+
+_recent = timedelta(seconds=2)
+_patience_s = 0.5
 
 
 class SortBy(StrEnum):
@@ -237,9 +241,18 @@ def _load_stored(store: Store[Any, Any, Any], stream: str) -> StoredSnapshot:
     if info is None:
         raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
     stored = store.snapshots.stored(stream)
+    until = time.monotonic() + _patience_s
+    # The writer of a stream that was just begun saves its first snapshot a moment after the event.
+    while stored is None and _is_recent(info) and time.monotonic() < until:
+        time.sleep(0.05)
+        stored = store.snapshots.stored(stream)
     if stored is None or stored.seq > info.last_seq:
         raise LogDamaged(f"{_why_unusable(store, stream)}; rebuild it with 'runstate replay'", stream=stream)
     return stored
+
+
+def _is_recent(info: StreamInfo) -> bool:
+    return datetime.now(UTC) - datetime.fromisoformat(info.last_persisted_at) < _recent
 
 
 def _why_unusable(store: Store[Any, Any, Any], stream: str) -> str:

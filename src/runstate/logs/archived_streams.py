@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runstate.errors import LogBusy, RunstateError, StreamDeleted, StreamNotFound
+from runstate.errors import LogBusy, RunstateError, SequenceConflict, StreamDeleted, StreamNotFound
 from runstate.logs.log import AppendResult, EventLog, Record
 from runstate.logs.tombstones import Tombstone, deleted_error
 from runstate.models.model import Draft
@@ -35,6 +35,21 @@ def find_event(log: EventLog, stream: str, key: str) -> Record | None:
     return found
 
 
+def check_not_older(log: EventLog, stream: str, last_seq: int) -> None:
+    """
+    Raises:
+        SequenceConflict: the log remembers more events of a deleted stream than a copy of it has.
+    """
+    tombstone = log.tombstone(stream)
+    if tombstone is not None and last_seq < tombstone.last_seq:
+        where = f"; its newest state is in {tombstone.archive}" if tombstone.archive else ""
+        raise SequenceConflict(
+            f"The stream {stream!r} was deleted at seq {tombstone.last_seq}, and this copy of it ends at seq "
+            f"{last_seq}{where}. Bring that one back",
+            stream=stream,
+        )
+
+
 def answer_from_archive(log: EventLog, stream: str, drafts: Sequence[Draft]) -> list[AppendResult]:
     """The first results of drafts whose stream was deleted from a log.
 
@@ -54,13 +69,14 @@ def answer_from_archive(log: EventLog, stream: str, drafts: Sequence[Draft]) -> 
 
 def _open_archive(tombstone: Tombstone) -> EventLog:
     from runstate.logs.archive.log import ArchiveLog, archive_path  # Only a late retry needs them.
+    from runstate.logs.archive.reading import is_intact
 
     try:
         archive = ArchiveLog(archive_path(tombstone.archive))
     except RunstateError as error:
         raise _unusable(tombstone, f"which cannot be read: {error}") from error
     copy = archive.contents.runs.get(tombstone.stream)
-    if copy is None or copy.run.sha256 != tombstone.digest:
+    if copy is None or copy.run.sha256 != tombstone.digest or not is_intact(archive.directory, copy):
         raise _unusable(tombstone, "and what is there now is not what was moved")
     return archive
 

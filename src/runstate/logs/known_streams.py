@@ -50,9 +50,12 @@ class KnownStreams:
         """
         if not any(draft.tenant for draft in drafts):
             return
-        if self._other_tenant(stream, drafts) is not None:
-            self.find(stream)  # It may have been deleted and begun again since.
-        other = self._other_tenant(stream, drafts)
+        if self._other_tenant(stream, drafts) is None:
+            return
+        self.find(stream)  # It may have been deleted and begun again since.
+        # A retry is answered, also of an event that an older version has stored for another tenant.
+        new = [draft for draft in drafts if self._log.find(stream, draft.key) is None]
+        other = self._other_tenant(stream, new) if any(draft.tenant for draft in new) else None
         if other is not None:
             raise TenantMismatch(
                 f"The stream {stream[:80]!r} belongs to the tenant {self._tenant(stream, drafts)[:80]!r}, not to "

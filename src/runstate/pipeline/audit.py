@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from heapq import merge
 from itertools import combinations
@@ -23,7 +24,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that users of Spark know
 
-from runstate.errors import InvalidUrl, LogFailed, LogNotFound, LogTooNew, Unsupported
+from runstate.errors import InvalidUrl, LogDamaged, LogFailed, LogNotFound, LogTooNew, Unsupported
 from runstate.logs.disk import DIRECTORY_MODE, FILE_MODE, RealDisk, make_directories, temp_target
 from runstate.logs.log import Finding, now
 from runstate.logs.target_directory import cannot_write, check_target, remove_own
@@ -144,7 +145,10 @@ def _audit_one(
         if reader.head.last_seq is not None and stored.seq > reader.head.last_seq:
             # Somebody has appended since the streams were listed, or the snapshot is ahead: a newer head tells.
             reader = source.fresh(stream) or reader
-    if after_seq := reader.begins_after():
+    after_seq = 0
+    with suppress(LogDamaged):  # The walk below meets it again, and tells it.
+        after_seq = reader.begins_after()
+    if after_seq:
         message = f"The log was compacted: what was before seq {after_seq + 1} is in its snapshot, and was not audited"
         told.warn("audit.compacted", message, after_seq + 1)
     whole = source.has_all_of(stream) and not after_seq

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from runstate.errors import InvalidStream, LogDamaged, ModelMismatch, RunstateError, Unsupported, shown_url
 from runstate.logs.log import Capability, EventLog, Finding, Head, Record, StoredSnapshot, begins_after
-from runstate.logs.pairing import default_model, holder, recorded_model
+from runstate.logs.pairing import default_model, holder, recorded_model, recorded_names
 from runstate.logs.registry import open_log
-from runstate.logs.stream_models import count_models
 from runstate.models.registry import find_model, resolve_model
 from runstate.pipeline.shards import Shard, cut
 
@@ -225,7 +224,7 @@ def model_of(urls: Sequence[str], given: str | None) -> str:
             recorded = _recorded_model(url)
         except ModelMismatch:
             raise
-        except RunstateError:  # Its reader reports a log that cannot be read; to an audit, that is a finding.
+        except RunstateError:  # Its reader reports what cannot be read; to an audit, that is a finding.
             continue
         if recorded is not None:
             resolve_model(recorded, given, url[:200])
@@ -233,13 +232,22 @@ def model_of(urls: Sequence[str], given: str | None) -> str:
 
 
 def _recorded_model(url: str) -> str | None:
-    """The model of everything at a URL; None where it records none: an older version wrote it, or it is empty."""
+    """The model that a URL records; None where it records none: an older version wrote it, it is empty, or it is a log
+    that cannot be read or is yet to be created.
+
+    Of a log, the first streams are looked at. One of another model that comes later is a finding.
+
+    Raises:
+        ModelMismatch: a log holds streams of several models.
+        LogNotFound, NotALog: there is no such table or archive.
+    """
     if url.startswith("table:"):
         return open_origin(url).model_name
     if url.startswith(("archive:", "files:")):
         return recorded_model(url)
-    with open_log(url, create=False) as log:
-        names = sorted(name for name in count_models(log) if name)
+    names: list[str] = []
+    with suppress(RunstateError), open_log(url, create=False) as log:
+        names = recorded_names(log)
     if len(names) > 1:
         raise ModelMismatch(
             f"{holder(url)} holds streams of the models {', '.join(map(repr, names))}. The pipeline reads logs of one "
