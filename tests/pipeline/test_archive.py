@@ -86,6 +86,7 @@ def test_what_is_archived_already_is_only_deleted_and_what_differs_is_named(
     assert archive(spark, url, to, keeping).counts["copied"] == len(over)
     assert archive(spark, url, to, keeping).counts["held"] == len(over)
     assert archive(spark, url, to, everything).counts["deleted"] == len(over)
+    (tmp_path / "again").mkdir()
     again = filled("sqlite", "engine", tmp_path / "again")  # The same runs, at another time.
     done = archive(spark, again, to, everything, shards=2)
     assert done.counts["refused"] == len(over)

@@ -185,7 +185,10 @@ def planted(tmp_path_factory: pytest.TempPathFactory, clock: Clock, spark: Spark
         store.append_event(_event("clock", "RunCompleted", clock.now()))
         clock.at += timedelta(minutes=5)
         for stream, seq, body in (("snapshot-wrong", 6, b"{}"), ("snapshot-ahead", 9, b"{}")):
-            store.log.save_snapshot(stream, StoredSnapshot("engine", 1, seq, digest(body), body))
+            store.log.save_snapshot(stream, StoredSnapshot("engine", ENGINE.version, seq, digest(body), body))
+        # As an older version has stored it, without the name of its model.
+        stream, draft = RUNDIR.draft(_created("foreign"))
+        store.log.append(stream, [msgspec.structs.replace(draft, model="")])
         kept = store.snapshots.stored("snapshot-behind")
         _run(store, "snapshot-behind")
     with _behind_the_logs_back(root / "a.db") as connection:
@@ -198,9 +201,6 @@ def planted(tmp_path_factory: pytest.TempPathFactory, clock: Clock, spark: Spark
         for stream in ("healthy-2", "twin"):
             _run(store, stream)
         _run(store, "clash", tenant="two")
-        # As an older version has stored it, without the name of its model.
-        stream, draft = RUNDIR.draft(_created("foreign"))
-        store.log.append(stream, [msgspec.structs.replace(draft, model="")])
     with runstate.open(third, "engine") as store:
         for stream in ("flipped", "healthy-3"):
             _run(store, stream)
