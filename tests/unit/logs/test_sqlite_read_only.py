@@ -239,6 +239,18 @@ def test_an_empty_wal_without_its_shm_holds_nothing(path: Path, open_to_read: Op
     assert keys(stored(open_to_read(path), "s")) == ["a"]
 
 
+def test_an_empty_wal_holds_nothing_whatever_its_shm_says(path: Path, open_to_read: Opener, tmp_path: Path) -> None:
+    (copy := tmp_path / "copy").mkdir()
+    with SqliteLog(path) as writer:
+        writer.append("s", notes("b"))
+        with closing(sqlite3.connect(path)) as other:
+            other.execute("PRAGMA wal_checkpoint(FULL)")
+        for suffix in ("", "-shm"):
+            shutil.copy(f"{path}{suffix}", copy)
+    (copy / "fleet.db-wal").touch()
+    assert keys(stored(open_to_read(copy / "fleet.db"), "s")) == ["a", "b"]
+
+
 def test_a_shm_that_was_left_without_a_wal_is_no_obstacle(path: Path, open_to_read: Opener) -> None:
     path.with_name("fleet.db-shm").write_bytes(b"left")
     assert keys(stored(open_to_read(path), "s")) == ["a"]

@@ -3,8 +3,8 @@
 SQLite keeps what readers of a WAL-mode file share in `-shm`, and the newest commits in `-wal`. A process that may write
 creates both. One that may not reads in one of two ways:
 
-- Shared, where `-wal` is there: a writer is at work, or was killed. SQLite reads `-wal`, and uses `-shm` read-only.
-- Immutable, where it is not: everything is in the file itself. No locks are taken, so the files are looked at after
+- Shared, where `-wal` has content: a writer is at work, or was killed. SQLite reads `-wal`, and uses `-shm` read-only.
+- Immutable, where it has none: everything is in the file itself. No locks are taken, so the files are looked at after
   every read; if a writer has come meanwhile, the read is repeated.
 """
 
@@ -108,7 +108,8 @@ class Files(NamedTuple):
     @property
     def are_shared(self) -> bool:
         """Whether commits may be elsewhere than in the file itself, or are being written to it."""
-        return self.wal_bytes > 0 or self.journal_bytes > 0 or (self.wal_bytes == 0 and self.has_shm)
+        # An empty `-wal` holds no commit, and SQLite cannot read one that a killed writer has left with its `-shm`.
+        return self.wal_bytes > 0 or self.journal_bytes > 0
 
     def unsettled_s(self) -> float:
         """How long to wait until another change of the file would show: its time is only as exact as a clock's tick."""
