@@ -239,7 +239,10 @@ def test_an_empty_wal_without_its_shm_holds_nothing(path: Path, open_to_read: Op
     assert keys(stored(open_to_read(path), "s")) == ["a"]
 
 
-def test_an_empty_wal_holds_nothing_whatever_its_shm_says(path: Path, open_to_read: Opener, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [0, 32])
+def test_a_wal_without_a_commit_holds_nothing_whatever_its_shm_says(
+    path: Path, open_to_read: Opener, tmp_path: Path, size: int
+) -> None:
     (copy := tmp_path / "copy").mkdir()
     with SqliteLog(path) as writer:
         writer.append("s", notes("b"))
@@ -247,7 +250,7 @@ def test_an_empty_wal_holds_nothing_whatever_its_shm_says(path: Path, open_to_re
             other.execute("PRAGMA wal_checkpoint(FULL)")
         for suffix in ("", "-shm"):
             shutil.copy(f"{path}{suffix}", copy)
-    (copy / "fleet.db-wal").touch()
+        (copy / "fleet.db-wal").write_bytes(Path(f"{path}-wal").read_bytes()[:size])
     assert keys(stored(open_to_read(copy / "fleet.db"), "s")) == ["a", "b"]
 
 

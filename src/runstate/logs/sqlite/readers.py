@@ -3,8 +3,8 @@
 SQLite keeps what readers of a WAL-mode file share in `-shm`, and the newest commits in `-wal`. A process that may write
 creates both. One that may not reads in one of two ways:
 
-- Shared, where `-wal` has content: a writer is at work, or was killed. SQLite reads `-wal`, and uses `-shm` read-only.
-- Immutable, where it has none: everything is in the file itself. No locks are taken, so the files are looked at after
+- Shared, where `-wal` holds commits: a writer is at work, or was killed. SQLite reads it, and uses `-shm` read-only.
+- Immutable, where it holds none: everything is in the file itself. No locks are taken, so the files are looked at after
   every read; if a writer has come meanwhile, the read is repeated.
 """
 
@@ -37,6 +37,7 @@ _refusals_min = 3
 _attempts_max = 20
 _unsettled_s = 0.05
 _coarse_unsettled_s = 2.0
+_wal_header_bytes = 32
 _second_ns = 1_000_000_000
 _transient = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PROTOCOL}
 """What SQLite answers while a writer creates or removes `-wal` and `-shm`."""
@@ -108,8 +109,8 @@ class Files(NamedTuple):
     @property
     def are_shared(self) -> bool:
         """Whether commits may be elsewhere than in the file itself, or are being written to it."""
-        # An empty `-wal` holds no commit, and SQLite cannot read one that a killed writer has left with its `-shm`.
-        return self.wal_bytes > 0 or self.journal_bytes > 0
+        # A `-wal` of its header alone holds no commit, and SQLite refuses to read one that a killed writer has left.
+        return self.wal_bytes > _wal_header_bytes or self.journal_bytes > 0
 
     def unsettled_s(self) -> float:
         """How long to wait until another change of the file would show: its time is only as exact as a clock's tick."""
