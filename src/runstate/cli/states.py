@@ -252,7 +252,10 @@ def _load_stored(store: Store[Any, Any, Any], stream: str) -> StoredSnapshot:
 
 
 def _is_recent(info: StreamInfo) -> bool:
-    return datetime.now(UTC) - datetime.fromisoformat(info.last_persisted_at) < _recent
+    try:
+        return datetime.now(UTC) - datetime.fromisoformat(info.last_persisted_at) < _recent
+    except (ValueError, TypeError):  # Anything may stand in a damaged log.
+        return False
 
 
 def _why_unusable(store: Store[Any, Any, Any], stream: str) -> str:
