@@ -239,6 +239,7 @@ def test_an_empty_wal_without_its_shm_holds_nothing(path: Path, open_to_read: Op
     assert keys(stored(open_to_read(path), "s")) == ["a"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 32])
 def test_a_wal_without_a_commit_holds_nothing_whatever_its_shm_says(
     path: Path, open_to_read: Opener, tmp_path: Path, size: int

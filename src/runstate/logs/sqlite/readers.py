@@ -3,9 +3,9 @@
 SQLite keeps what readers of a WAL-mode file share in `-shm`, and the newest commits in `-wal`. A process that may write
 creates both. One that may not reads in one of two ways:
 
-- Shared, where `-wal` holds commits: a writer is at work, or was killed. SQLite reads it, and uses `-shm` read-only.
-- Immutable, where it holds none: everything is in the file itself. No locks are taken, so the files are looked at after
-  every read; if a writer has come meanwhile, the read is repeated.
+- Shared, where `-wal` is there: a writer is at work, or was killed. SQLite reads it, and uses `-shm` read-only.
+- Immutable, where it is not, or holds no commit and SQLite refuses it: everything is in the file itself. No locks are
+  taken, so the files are looked at after every read; if a writer has come meanwhile, the read is repeated.
 """
 
 from __future__ import annotations
@@ -109,7 +109,11 @@ class Files(NamedTuple):
     @property
     def are_shared(self) -> bool:
         """Whether commits may be elsewhere than in the file itself, or are being written to it."""
-        # A `-wal` of its header alone holds no commit, and SQLite refuses to read one that a killed writer has left.
+        return self.wal_bytes > 0 or self.journal_bytes > 0 or (self.wal_bytes == 0 and self.has_shm)
+
+    @property
+    def have_commits_elsewhere(self) -> bool:
+        """Whether `-wal` has more than its header, or a journal must be rolled back."""
         return self.wal_bytes > _wal_header_bytes or self.journal_bytes > 0
 
     def unsettled_s(self) -> float:
@@ -146,6 +150,8 @@ class ReadOnlyReaders:
         self._path = Path(os.path.realpath(path))
         self._busy_timeout_s = busy_timeout_s
         self._readers: Readers | None = None
+        self._is_refused = False
+        """Whether SQLite has given up on the locks, as it does if a killed writer left a `-wal` without a commit."""
         self._gate = Lock()
 
     def run(self, work: Work[T]) -> T:
@@ -171,6 +177,7 @@ class ReadOnlyReaders:
                 if primary_code(failure) not in _transient:
                     raise failure
                 refusals += 1
+                self._is_refused = self._is_refused or primary_code(failure) == sqlite3.SQLITE_PROTOCOL
                 if refusals >= _refusals_min and time.monotonic() > until:
                     raise self._refusal(failure) from failure
             elif (attempts := attempts + 1) == _attempts_max:
@@ -193,7 +200,7 @@ class ReadOnlyReaders:
         with self._gate:
             while self._readers is None:
                 files = _look(self._path)
-                if files.are_shared:
+                if files.have_commits_elsewhere or (files.are_shared and not self._is_refused):
                     self._readers = Readers(
                         # SQLite would otherwise create `-shm` in a directory that happens to be writable.
                         lambda: _connect(self._path, "mode=ro&readonly_shm=1", self._busy_timeout_s)
