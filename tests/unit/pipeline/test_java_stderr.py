@@ -41,11 +41,12 @@ def test_a_traceback_of_anything_else_stays() -> None:
 
 def test_what_a_process_prints_is_copied_as_it_comes() -> None:
     script = (
-        "import subprocess, sys\n"
+        "import subprocess, sys, threading\n"
         "from runstate.pipeline.java_stderr import filtered_stderr\n"
         "with filtered_stderr() as stderr:\n"
         "    child = subprocess.Popen([sys.executable, '-c', sys.argv[1]], stderr=stderr)\n"
         "child.wait()\n"
+        "[thread.join(30) for thread in threading.enumerate() if thread.name == 'runstate-java-stderr']\n"
     )
     printed = header + daemon + broken + b"Exception in thread main\n"
     child = f"import os; os.write(2, {printed!r})"
