@@ -182,7 +182,7 @@ class RunProducer:
         if self._repeats is None:
             self._repeats = kind in _beginnings and not result.persisted and result.seq <= self._opened_seq
         if result.persisted:
-            self._repeats = False  # From here on, the script goes on where it once stopped.
+            self._repeats = False  # New events are stored: the script no longer repeats earlier calls.
         if event.step_id is UNSET:
             self._counts[kind] = number
             self._last_turn = kind if kind in _turns else self._last_turn

@@ -302,7 +302,7 @@ class Store(Generic[W, E, S]):
 
     def _draft(self, event: W) -> tuple[str, Draft]:
         stream, draft = self.model.checked_draft(event)
-        if not draft.model:  # A model of somebody else's making need not name itself.
+        if not draft.model:  # Models outside this package may leave it empty.
             draft = msgspec.structs.replace(draft, model=self.model.name)
         if len(draft.tail) > self._event_bytes_max:
             raise EventTooLarge(

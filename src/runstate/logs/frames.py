@@ -89,7 +89,7 @@ def framed_model(line: bytes) -> str:
     """The model that a framed line, or the frame alone, records for its stream; empty where it records none."""
     try:
         return _models.decode(line.partition(b',"event":')[0] + b"}").model
-    except (msgspec.MsgspecError, UnicodeError):  # Damaged: who reads the line is told.
+    except (msgspec.MsgspecError, UnicodeError):  # Damaged: reading the line reports it.
         return ""
 
 

@@ -26,7 +26,7 @@ def remove_directory(disk: Disk, home: PurePath, lock: PurePath) -> None:
     disk.sync_directory(home.parent)
     with suppress(OSError):  # What cannot be removed now is swept up by a later deletion.
         remove_tree(disk, moved)
-    # Whoever has opened the lock's file meanwhile finds it unlinked, and tries again with a new one.
+    # A process that has opened the lock file meanwhile finds it unlinked, and opens a new one.
     with suppress(OSError):
         disk.remove(lock)
 

@@ -5,9 +5,7 @@ A stream of an older version records none. It takes the model of the next append
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from itertools import chain
 
 from runstate.errors import ModelMismatch
 from runstate.logs.log import EventLog, Head
@@ -56,14 +54,3 @@ def head_model(log: EventLog, head: Head) -> str:
         return head.model
     info = log.stream(head.stream)
     return "" if info is None else info.model
-
-
-def count_models(log: EventLog) -> Counter[str]:
-    """How many streams record each model; the empty name stands for those that record none."""
-    heads = log.heads(versions=False)
-    first = next(heads, None)
-    if first is None:
-        return Counter()
-    # Where a look at each stream is needed, heads with versions are the cheapest one.
-    every = log.heads() if first.model is None else chain([first], heads)
-    return Counter(head_model(log, head) for head in every)

@@ -1,7 +1,7 @@
 """What the JVM prints to standard error, without the tracebacks of Spark's daemons that outlive it by a moment.
 
 Spark starts a daemon of its own for the Python workers that plan reads. When the JVM ends first, which is normal, each
-of them prints a traceback that ends in a BrokenPipeError. Nobody can replace that daemon, so its output is filtered.
+of them prints a traceback that ends in a BrokenPipeError. Spark has no setting to replace that daemon.
 """
 
 from __future__ import annotations
