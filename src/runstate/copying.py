@@ -14,7 +14,10 @@ import msgspec
 
 from runstate.errors import BlobNotFound, InvalidUrl, LogDamaged, StreamNotFound, shown_url
 from runstate.logs.archived_streams import check_not_older
-from runstate.logs.log import Capability, EventLog, Record, blob_refs, refuse
+from runstate.logs.log import Capability, EventLog, Record, StreamInfo, begins_after, blob_refs, refuse
+from runstate.logs.stream_models import check_model
+from runstate.models.model import AnyModel
+from runstate.models.model_errors import translate_model_errors
 
 page_events = 500
 _encode = msgspec.msgpack.Encoder().encode
@@ -56,12 +59,23 @@ def check_target(target: EventLog) -> None:
         raise refuse(Capability.ADOPT, "target")
 
 
-def copy_stream(source: EventLog, target: EventLog, stream: str, advance: Advance = lambda events: None) -> Copied:
+def copy_stream(
+    source: EventLog,
+    target: EventLog,
+    stream: str,
+    advance: Advance = lambda events: None,
+    *,
+    model: AnyModel | None = None,
+) -> Copied:
     """Copy a stream as far as it goes now, with the blobs that its lines refer to, and read the copy back.
+
+    The copy records the stream's model; if the stream records none, it is `model`.
 
     Raises:
         StreamNotFound: the source holds no such stream.
-        ModelMismatch: the target holds a stream of another model under this name; it was left as it is.
+        ModelMismatch: the stream records another model, or the target holds one of another model under this name,
+            which was left as it is.
+        InvalidEvent, InvalidJson, ModelFailed: `model` cannot read the stream's first event.
         SequenceConflict: the target holds something else under this name; it was left as it is.
         Unsupported: the target cannot keep it: gaps between seqs, or blobs.
         LogDamaged: the source is damaged there, or the copy is not what was copied.
@@ -72,11 +86,12 @@ def copy_stream(source: EventLog, target: EventLog, stream: str, advance: Advanc
     if info is None:
         raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
     check_not_older(target, stream, info.last_seq)
+    name = _model_to_record(source, info, model)
     copied, events, adopted, blobs = sha256(), 0, 0, 0
     for page in _pages(source, stream, info.last_seq):
         # Blobs first: a copy that is killed must not leave lines that refer to nothing.
         blobs += _copy_blobs(source, target, page)
-        adopted += target.adopt(stream, page, model=info.model)
+        adopted += target.adopt(stream, page, model=name)
         events += len(page)
         copied.update(_framed(page))
         advance(len(page))
@@ -88,6 +103,16 @@ def copy_stream(source: EventLog, target: EventLog, stream: str, advance: Advanc
     return Copied(
         stream=stream, last_seq=info.last_seq, events=events, adopted=adopted, blobs=blobs, digest=held.hexdigest()
     )
+
+
+def _model_to_record(source: EventLog, info: StreamInfo, model: AnyModel | None) -> str:
+    if model is None:
+        return info.model
+    check_model(info.stream, info.model, model.name)
+    for first in () if info.model else source.read(info.stream, after_seq=begins_after(source, info.stream), limit=1):
+        with translate_model_errors(model, info.stream):
+            model.decode(first.body)
+    return model.name
 
 
 def _pages(log: EventLog, stream: str, until_seq: int) -> Iterator[list[Record]]:

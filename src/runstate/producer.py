@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from msgspec import UNSET
 
-from runstate.errors import InvalidTransition
+from runstate.errors import InvalidTransition, SequenceConflict
 from runstate.logs.log import AppendResult, now
 from runstate.models.engine.events import RunEventRecord, RunEventWrite
 from runstate.models.engine.evolve import fold, refusals, run_transitions, step_transitions
@@ -36,7 +36,7 @@ _openings = frozenset({"StepStarted", "StepSkipped"})
 class RunLog(Protocol):
     """The part of a store that a producer needs."""
 
-    def append_event(self, event: RunEventWrite) -> AppendResult: ...
+    def append_event(self, event: RunEventWrite, *, expected_seq: int | None = None) -> AppendResult: ...
 
     def current_state(self, stream: str) -> RunSnapshot: ...
 
@@ -152,6 +152,7 @@ class RunProducer:
         Raises:
             InvalidTransition: it is impossible in the run's state, also after reading the log again; or it is stored
                 already, and what the call says is not so.
+            StreamDeleted: the run was deleted or archived, and did not hold this event.
         """
         number = self._next_attempt(event_type, step) if attempt is None else attempt
         while True:
@@ -167,9 +168,17 @@ class RunProducer:
         return result
 
     def _send(self, event: RunEventWrite) -> AppendResult:
-        if event.idempotency_key not in self._sent:
-            self._guard(event)
-        result = self._store.append_event(event)
+        while True:
+            if event.idempotency_key not in self._sent:
+                self._guard(event)
+            try:
+                result = self._store.append_event(event, expected_seq=self._state.last_event_seq)
+                break
+            except SequenceConflict as conflict:
+                # Others have written since: look whether it is still possible.
+                self._state = self._store.current_state(event.run_id)
+                if self._state.last_event_seq < conflict.details["actual_seq"]:
+                    raise
         self._sent.add(event.idempotency_key)
         if result.seq == self._state.last_event_seq + 1:
             self._state = fold(self._state, (_record(event, result.seq, result.persisted_at),))

@@ -28,6 +28,7 @@ from runstate.errors import (
     RunstateError,
     SequenceConflict,
     StreamNotFound,
+    Truncated,
     Unsupported,
 )
 from runstate.logs.archive.directory import ArchiveDirectory
@@ -86,7 +87,7 @@ class Archiving(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool = False
 
 
-_about_one_run = (LogDamaged, ModelFailed, Unfit, ArchiveConflict)
+_about_one_run = (LogDamaged, ModelFailed, Unfit, ArchiveConflict, Truncated)
 """What is wrong with one run keeps nobody from the others."""
 _not_adopted = (LogDamaged, ModelMismatch, SequenceConflict, Unsupported, EventTooLarge, InvalidEvent, InvalidStream)
 
@@ -232,7 +233,17 @@ class Archiver:
             ) from error
 
     def _check_fit(self, info: StreamInfo) -> None:
-        """What is damaged stays where the evidence is, and no file is deleted unasked."""
+        """What is damaged stays where the evidence is, and no file is deleted unasked.
+
+        Raises:
+            LogDamaged, Unfit: why the run is left alone.
+        """
+        if (tombstone := self._log.tombstone(info.stream)) is not None:
+            raise Unfit(
+                f"It is not wholly restored: seq {info.last_seq} of {tombstone.last_seq}. Restore it first, with "
+                f"'runstate restore' from {tombstone.archive.removeprefix('archive:')}",
+                stream=info.stream,
+            )
         for finding in self._log.verify(info.stream):
             if finding.severity == "damage":
                 raise LogDamaged(f"{finding.code}: {finding.message}", stream=info.stream, seq=finding.seq)

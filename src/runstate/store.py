@@ -24,11 +24,12 @@ from runstate.errors import (
     StreamDeleted,
     Truncated,
 )
-from runstate.logs.archived_streams import answer_from_archive, find_event, source_of, stream_not_found
-from runstate.logs.known_streams import KnownStreams
-from runstate.logs.log import AppendResult, EventLog, StoredSnapshot, Tombstone, check_after, now
+from runstate.logs.append_checks import check_appendable
+from runstate.logs.archived_streams import answer_from_archive, find_event, source_of, stream_not_found, tombstone_for
+from runstate.logs.log import AppendResult, EventLog, StoredSnapshot, StreamInfo, check_after
 from runstate.logs.pairing import model_for
 from runstate.logs.registry import open_log
+from runstate.logs.stream_models import check_model
 from runstate.logs.stream_times import seq_at
 from runstate.models.engine.events import RunEventRecord
 from runstate.models.engine.model import EngineEvent, EngineModel
@@ -114,7 +115,6 @@ class Store(Generic[W, E, S]):
         self.snapshots = Snapshots(log, model, snapshot_every, self.alerts)
         self._event_bytes_max, self._check_transitions = event_bytes_max, check_transitions
         self._strict_keys = strict_keys
-        self._known = KnownStreams(log, model.name)
 
     # --- writing ---------------------------------------------------------------------------------------
 
@@ -124,11 +124,11 @@ class Store(Generic[W, E, S]):
         Raises:
             InvalidEvent, InvalidStream, EventTooLarge, KeyMismatch, InvalidTransition: nothing was written.
             ModelMismatch, TenantMismatch: the stream is of another model or tenant; nothing was written.
+            StreamDeleted: the stream was deleted or archived, and does not hold this event; nothing was written.
             SequenceConflict: the stream is not at `expected_seq`.
             AppendOutcomeUnknown, LogBusy, LogFull: try again with the same event.
         """
         stream, draft = self._draft(event)
-        self._known.check_tenants(stream, [draft])
         return self._append(stream, [draft], expected_seq)[0]
 
     def check_event(self, event: W) -> str:
@@ -142,8 +142,11 @@ class Store(Generic[W, E, S]):
     def append_events(self, events: Sequence[W]) -> list[AppendResult]:
         """Append many events: all are checked before any is written, and each stream gets all of its own or none.
 
+        If a stream changes between the check and its append, others may be written by then: send all events again.
+
         Raises:
-            what `append_event` raises, with `index` among the error's details.
+            what `append_event` raises, with `index` among the error's details: of the event, or of the first one of
+                its stream.
         """
         by_stream: dict[str, list[tuple[int, Draft]]] = {}
         for index, event in enumerate(events):
@@ -156,11 +159,11 @@ class Store(Generic[W, E, S]):
                 raise
             by_stream.setdefault(stream, []).append((index, draft))
         results: list[Any] = [None] * len(events)
-        for stream, numbered in by_stream.items():
-            self._known.check_tenants(stream, [draft for _, draft in numbered])
-        for stream, numbered in by_stream.items() if self._check_transitions else ():
+        for stream, numbered in by_stream.items() if len(by_stream) > 1 else ():
             with _index_in_batch(numbered):
-                self._refuse_impossible(stream, [draft for _, draft in numbered])
+                check_appendable(self.log, stream, drafts := [draft for _, draft in numbered])
+                if self._check_transitions:
+                    self._refuse_impossible(stream, drafts)
         for stream, numbered in by_stream.items():
             with _index_in_batch(numbered):
                 appended = self._append(stream, [draft for _, draft in numbered], None)
@@ -193,22 +196,21 @@ class Store(Generic[W, E, S]):
         info = self.log.stream(stream)
         if info is None and not forget:
             raise stream_not_found(self.log, stream)
-        tombstone = None if forget or info is None else Tombstone(stream, info.last_seq, deleted_at=now())
+        tombstone = None if forget or info is None else tombstone_for(self.log, info)
         self.log.delete_stream(stream, tombstone=tombstone)
         self.snapshots.forget(stream)
-        self._known.forget(stream)
 
     # --- reading ---------------------------------------------------------------------------------------
 
     def fetch_events(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[E]:
         """At most `limit` events with `seq > after_seq`, ascending; empty for a stream that is not there."""
         check_after(after_seq)
-        self._known.check_model(stream)
+        self._find(stream)
         return [self.model.decode(record.body) for record in self.log.read(stream, after_seq=after_seq, limit=limit)]
 
     def get_snapshot(self, stream: str) -> S | None:
         """The state now: the stored snapshot, brought up to date with the log. None if there is no such stream."""
-        if (info := self._known.find(stream)) is None:
+        if (info := self._find(stream)) is None:
             return None
         stored = self.snapshots.stored(stream)
         if stored is not None and stored.seq == info.last_seq:
@@ -219,7 +221,7 @@ class Store(Generic[W, E, S]):
 
     def stored_snapshot(self, stream: str) -> StoredState[S] | None:
         """The snapshot as it is stored, and how far it is behind the log. None if none is stored."""
-        if (info := self._known.find(stream)) is None or (stored := self.snapshots.stored(stream)) is None:
+        if (info := self._find(stream)) is None or (stored := self.snapshots.stored(stream)) is None:
             return None
         return StoredState(self.model.load(stored.body), stored.seq, info.last_seq - stored.seq)
 
@@ -240,7 +242,7 @@ class Store(Generic[W, E, S]):
         """
         if seq is not None and at is not None:
             raise ValueError("seq and at are two ways to say one thing; give one of them")
-        if self._known.find(stream) is None:
+        if self._find(stream) is None:
             raise stream_not_found(self.log, stream)
         until = seq if at is None else seq_at(self.log, stream, at)
         try:
@@ -253,7 +255,7 @@ class Store(Generic[W, E, S]):
 
         Of a stream that was moved to an archive, it is the last state there.
         """
-        if self._known.find(stream) is not None or (source := source_of(self.log, stream)) is self.log:
+        if self._find(stream) is not None or (source := source_of(self.log, stream)) is self.log:
             return self._state_at(stream, None)
         with translate_model_errors(self.model, stream):
             return self.model.fold(self.model.initial(stream), source.lines(stream))
@@ -284,7 +286,7 @@ class Store(Generic[W, E, S]):
         Raises:
             StreamNotFound: there is no such stream.
         """
-        info = self._known.find(stream)
+        info = self._find(stream)
         if info is None:
             raise stream_not_found(self.log, stream)
         return self.snapshots.of(self.snapshot_at(stream, seq=info.last_seq), info.last_seq)
@@ -299,6 +301,16 @@ class Store(Generic[W, E, S]):
         self.close()
 
     # --- how -------------------------------------------------------------------------------------------
+
+    def _find(self, stream: str) -> StreamInfo | None:
+        """
+        Raises:
+            ModelMismatch: the stream records another model.
+        """
+        info = self.log.stream(stream)
+        if info is not None:
+            check_model(stream, info.model, self.model.name)
+        return info
 
     def _draft(self, event: W) -> tuple[str, Draft]:
         stream, draft = self.model.checked_draft(event)
@@ -352,14 +364,18 @@ class Store(Generic[W, E, S]):
         Raises:
             InvalidTransition: with the `index` of the draft; the same answer as long as the stream stays as it is.
         """
-        if (info := self._known.find(stream)) is None and self.log.tombstone(stream) is not None:
+        if (info := self._find(stream)) is None and self.log.tombstone(stream) is not None:
             return 0  # The append meets the tombstone.
         seq = 0 if info is None else info.last_seq
         new: dict[str, tuple[int, Draft]] = {}
         for index, draft in enumerate(drafts):
             if self.log.find(stream, draft.key) is None:  # Otherwise it is a retry: its first answer stands.
                 new.setdefault(draft.key, (index, draft))
-        check_possible(self.model, self._state_at(stream, seq), seq, new.values())
+        try:
+            check_possible(self.model, self._state_at(stream, seq), seq, new.values())
+        except InvalidTransition:
+            if self.log.tombstone(stream) is None:
+                raise  # Else it was deleted meanwhile, and was not looked at as it should be.
         return seq
 
     def _state_at(self, stream: str, until_seq: int | None, stored: StoredSnapshot | None = None) -> S:
@@ -380,6 +396,6 @@ def _index_in_batch(numbered: list[tuple[int, Draft]]) -> Iterator[None]:
     """Turn the index of a refused draft within its stream into its index within the whole batch."""
     try:
         yield
-    except InvalidTransition as error:
-        error.details["index"] = numbered[error.details["index"]][0]
+    except RunstateError as error:
+        error.details["index"] = numbered[error.details.get("index", 0)][0]
         raise

@@ -1,7 +1,7 @@
 """The kit's own test: logs with a bug planted in each, and the claim that must find it."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -14,7 +14,7 @@ from runstate.conformance.history import check_histories, how_default
 from runstate.conformance.notes import as_held, note, notes, numbered
 from runstate.conformance.workers import check_stored
 from runstate.conformance.writer import Task
-from runstate.errors import RunstateError, SequenceConflict
+from runstate.errors import LogFailed, RunstateError, SequenceConflict, TenantMismatch
 from runstate.logs.log import (
     AppendResult,
     Capability,
@@ -29,6 +29,7 @@ from runstate.logs.log import (
     now,
 )
 from runstate.logs.memory import MemoryLog
+from runstate.logs.planning import StreamPlan, check_tenant
 from runstate.models.model import Draft
 
 found = (AssertionError, pytest.fail.Exception, RunstateError)
@@ -298,9 +299,13 @@ class KeepsTheModelOfADeletedStream(MemoryLog):
     def delete_stream(
         self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
     ) -> None:
-        kept = self._models.get(stream, "")
+        self._kept = self._models.get(stream, "")
         super().delete_stream(stream, expected_seq=expected_seq, tombstone=tombstone)
-        self._models[stream] = kept
+
+    def _plan(self, stream: str) -> StreamPlan:
+        plan = super()._plan(stream)
+        plan.model = plan.model or getattr(self, "_kept", "")
+        return plan
 
 
 class ForgetsTombstones(MemoryLog):
@@ -316,6 +321,63 @@ class RefusesOnlyNewKeysOfADeletedStream(MemoryLog):
     def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
         if stream in self._tombstones and expected_seq is None:
             return [AppendResult(draft.event_id, 1, now(), True, False) for draft in drafts]
+        return super().append(stream, drafts, expected_seq=expected_seq)
+
+
+class DropsTheTombstoneWithTheFirstRecord(MemoryLog):
+    def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
+        adopted = super().adopt(stream, records, model=model)
+        self._tombstones.pop(stream, None)
+        return adopted
+
+
+class KeepsTheTombstoneOfADeletedStream(MemoryLog):
+    def delete_stream(
+        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+    ) -> None:
+        super().delete_stream(stream, expected_seq=expected_seq, tombstone=tombstone or self._tombstones.get(stream))
+
+
+class IgnoresTenants(MemoryLog):
+    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
+        self._given = {**getattr(self, "_given", {}), **{draft.key: draft.tenant for draft in drafts}}
+        nobodys = [msgspec.structs.replace(draft, tenant="") for draft in drafts]
+        return super().append(stream, nobodys, expected_seq=expected_seq)
+
+    def _keep(self, stream: str, records: Collection[Record], model: str) -> None:
+        super()._keep(stream, [msgspec.structs.replace(r, tenant=self._given.get(r.key, "")) for r in records], model)
+
+
+class TakesTheNextTenant(MemoryLog):
+    def _plan(self, stream: str) -> StreamPlan:
+        plan = super()._plan(stream)
+        plan.tenant = next((record.tenant for record in self._streams.get(stream, []) if record.tenant), "")
+        return plan
+
+
+class RefusesRetriesOfAnotherTenant(MemoryLog):
+    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
+        info = self.stream(stream)
+        for draft in drafts if info else ():
+            check_tenant(stream, info.tenant if info else "", draft)
+        return super().append(stream, drafts, expected_seq=expected_seq)
+
+
+class RefusesEventsWithoutATenant(MemoryLog):
+    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
+        info = self.stream(stream)
+        if info is not None and info.tenant and not all(draft.tenant for draft in drafts):
+            raise TenantMismatch("There is no tenant")
+        return super().append(stream, drafts, expected_seq=expected_seq)
+
+
+class RendersFirst(MemoryLog):
+    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
+        try:
+            for draft in drafts:
+                draft.render(1, now())
+        except TypeError as error:
+            raise LogFailed("It cannot be written") from error
         return super().append(stream, drafts, expected_seq=expected_seq)
 
 
@@ -416,7 +478,17 @@ planted: list[Case] = [
     (AcceptsAnyModelLater, kit.test_events_of_another_model_are_refused_and_nothing_is_written, {}),
     (AcceptsAnyModelLater, kit.test_racing_first_appends_of_two_models_let_one_model_through, {}),
     (TakesTheNewestModel, kit.test_events_of_another_model_are_refused_and_nothing_is_written, {}),
-    (TakesTheNewestModel, kit.test_a_stream_that_records_none_accepts_any_model, {}),
+    (TakesTheNewestModel, kit.test_a_stream_that_records_none_accepts_any_model_and_never_records_one, {}),
+    (IgnoresTenants, kit.test_events_of_another_tenant_are_refused_and_nothing_is_written, {}),
+    (IgnoresTenants, kit.test_racing_first_appends_of_two_tenants_let_one_through, {}),
+    (TakesTheNextTenant, kit.test_a_stream_that_was_begun_without_a_tenant_belongs_to_nobody, {}),
+    (IgnoresTenants, kit.test_one_append_of_two_tenants_begins_no_stream, {}),
+    (IgnoresTenants, kit.test_a_stream_that_was_deleted_may_begin_again_for_another_tenant, {}),
+    (RefusesRetriesOfAnotherTenant, kit.test_what_an_older_version_stored_is_adopted_and_answered, {}),
+    (RefusesEventsWithoutATenant, kit.test_an_event_without_a_tenant_is_accepted, {}),
+    (DropsTheTombstoneWithTheFirstRecord, kit.test_it_counts_until_the_last_event_is_back, {}),
+    (KeepsTheTombstoneOfADeletedStream, kit.test_a_stream_that_is_half_restored_can_be_deleted_and_restored_again, {}),
+    (RendersFirst, kit.test_a_draft_that_cannot_be_written_is_an_error_of_ours_whatever_else_is_wrong, {}),
     (ChecksTheModelOfNewKeysAlone, kit.test_another_model_is_refused_whatever_the_keys_and_the_expected_seq, {}),
     (RecordsNoModel, kit.test_one_append_of_several_models_is_refused, {}),
     (AdoptsWithoutTheModel, kit.test_adopted_records_bring_their_model, {}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -536,7 +537,7 @@ def test_a_producer_needs_three_methods_of_a_store_and_no_more() -> None:
         def __init__(self) -> None:
             self.sent: list[RunEventWrite] = []
 
-        def append_event(self, event: RunEventWrite) -> Any:
+        def append_event(self, event: RunEventWrite, *, expected_seq: int | None = None) -> Any:
             self.sent.append(event)
             return runstate.AppendResult(event.event_id, len(self.sent), "2026-11-15T09:30:00.000Z")
 
@@ -562,3 +563,32 @@ def test_a_script_that_goes_on_after_its_restart_is_not_answered_for_the_past() 
         again.resumed()
         assert again.paused().persisted
         assert store.project_snapshot("r-1").status == "PAUSED"
+
+
+def test_a_producer_that_is_out_of_date_stores_nothing_impossible(log_url: str) -> None:
+    with runstate.open(log_url, "engine") as store:
+        one, other = (store.run("r-1", tenant="acme", plan="p") for _ in range(2))
+        one.started()
+        other.started()
+        one.completed()
+        for event_type in ("RunPaused", "RunCancelled", "RunFailed"):
+            with pytest.raises(InvalidTransition):
+                other.emit(event_type)
+        assert [event.event_type for event in store.fetch_events("r-1")] == ["RunStarted", "RunCompleted"]
+        assert other.state.status == "COMPLETED"
+
+
+def test_producers_that_write_at_once_all_get_through(log_url: str) -> None:
+    with runstate.open(log_url, "engine") as store:
+        store.run("r-1", tenant="acme", plan="p").started()
+
+        def work(number: int) -> None:
+            run = store.run("r-1", tenant="acme", plan="p")
+            for turn in range(5):
+                run.step_started(f"s{number}-{turn}")
+                run.step_completed(f"s{number}-{turn}")
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, range(4)))
+        state = store.project_snapshot("r-1")
+        assert (state.last_event_seq, {step.status for step in state.steps}) == (41, {"SUCCESS"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ import runstate
 from runstate.conformance.notes import note, numbered, stored
 from runstate.copying import copy_stream
 from runstate.errors import (
+    InvalidArgument,
     LogBusy,
     LogDamaged,
     NotALog,
@@ -30,10 +32,12 @@ from runstate.errors import (
 )
 from runstate.logs.archive import ArchiveLog, writing
 from runstate.logs.archive.directory import ArchiveDirectory
-from runstate.logs.log import Capability, EventLog, Record, Tombstone
+from runstate.logs.log import Capability, EventLog, Record, StoredSnapshot, Tombstone
 from runstate.logs.memory import MemoryLog
 from runstate.logs.registry import open_log
 from runstate.logs.sqlite import SqliteLog
+from runstate.logs.wal import WalLog
+from runstate.models.canonical import digest
 from runstate.models.engine import ENGINE
 from runstate.models.registry import find_model
 from runstate.models.rundir import RUNDIR
@@ -167,7 +171,7 @@ def test_whatever_is_archived_kept_and_restored_every_event_is_somewhere(
         stop = data.draw(st.integers(0, 8))
         if kind == "append":
             for run in sorted(over & contents(log).keys())[:1]:
-                log.append(run, [note(f"late-{len(fleet[run])}", model="")])
+                log.append(run, [note(f"late-{len(fleet[run])}", tenant="", model="")])
                 fleet[run] = stored(log, run)
             continue
         with ArchiveLog(root) as archived:
@@ -377,7 +381,12 @@ def test_a_shorter_run_than_the_archived_one_is_not_taken_for_it(tmp_path: Path)
             return True
 
     (told,) = Archiver(log, Over(), ArchiveDirectory(tmp_path), everything).run(infos(log))
-    assert (told.outcome, told.code) == ("refused", "archive.conflict")
+    assert (told.outcome, told.code) == ("refused", "archive.unfit")
+    assert f"not wholly restored: seq {len(whole) - 1} of {len(whole)}" in told.reason
+    with open_log("memory:") as other:
+        other.adopt(run, whole[:-1])
+        (told,) = Archiver(other, Over(), ArchiveDirectory(tmp_path), everything).run(infos(other))
+        assert (told.outcome, told.code) == ("refused", "archive.conflict")
     assert stored(log, run) == whole[:-1]
 
 
@@ -512,7 +521,7 @@ def test_a_run_that_has_moved_on_since_stays_as_it_is_and_one_that_differs_is_re
     over = fill(log)
     archive_all(log, tmp_path, msgspec.structs.replace(everything, keep=True))
     longer, other = sorted(over)[:2]
-    log.append(longer, [note("late", model="")])
+    log.append(longer, [note("late", tenant="", model="")])
     log.delete_stream(other)
     log.append(other, numbered(2))
     fleet = contents(log)
@@ -697,3 +706,55 @@ def test_nothing_is_restored_or_answered_from_a_pack_that_was_changed(log: Event
         store.append_events(late_events(log, run))
     assert set(restore_all(tmp_path / "archive", log).values()) == {"refused"}
     assert log.stream(run) is None
+
+
+def test_a_retry_during_a_restore_that_was_killed_is_answered_and_not_stored_again(
+    log: EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runstate.retention.adopted_max", 2)
+    run = max(sorted(fill(log)), key=lambda name: len(stored(log, name)))
+    fleet = contents(log)
+    store = Store(log, ENGINE, on_alert=lambda alert: None)
+    before = store.append_events(late_events(log, run))
+    archive_all(log, tmp_path / "archive")
+    assert log.adopt(run, fleet[run][:2], model="engine") == 2
+    for checked in (store, Store(log, ENGINE, check_transitions=True, on_alert=lambda alert: None)):
+        assert checked.append_events(late_events(log, run)) == before
+    new = msgspec.structs.replace(late_events(log, run)[0], idempotency_key="new", event_id=str(uuid4()))
+    with pytest.raises(StreamDeleted, match="runstate restore"):
+        store.append_event(new)
+    assert outcomes(archive_all(log, tmp_path / "other")).get(run, "unfinished") in ("refused", "unfinished")
+    store.delete_stream(run)
+    assert store.append_events(late_events(log, run)) == before
+    assert restore_all(tmp_path / "archive", log)[run] == "restored"
+    assert contents(log) == fleet
+    assert store.append_event(new).seq == len(fleet[run]) + 1
+
+
+def test_a_run_that_was_deleted_and_not_archived_has_no_producer(log: EventLog) -> None:
+    store = Store(log, ENGINE, on_alert=lambda alert: None)
+    run = store.run("r-1", tenant="t", plan="p")
+    run.started()
+    store.delete_stream("r-1")
+    with pytest.raises(StreamDeleted, match="was deleted at seq 1"):
+        run.completed()
+    with pytest.raises(StreamDeleted, match="was deleted at seq 1"):
+        store.run("r-1", tenant="t", plan="p")
+
+
+def test_a_compacted_stream_keeps_nobody_from_the_others(tmp_path: Path) -> None:
+    with open_log(f"wal:{tmp_path}/log") as log:
+        over = fill(log)
+        assert isinstance(log, WalLog)
+        compacted = sorted(over)[0]
+        last = log.read(compacted)[-1].seq
+        log.checkpoint(compacted, StoredSnapshot("engine", 2, last, digest(b"{}"), b"{}"))
+        told = archive_all(log, tmp_path / "archive")
+        assert told[compacted].outcome == "refused"
+        assert {stream for stream, each in told.items() if each.outcome == "archived"} == over - {compacted}
+
+
+def test_an_archive_whose_path_is_no_text_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="not UTF-8"):
+        ArchiveDirectory(tmp_path / os.fsdecode(b"\xff")).prepare("engine")
+    assert list(tmp_path.iterdir()) == []

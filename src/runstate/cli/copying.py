@@ -14,6 +14,7 @@ from runstate.copying import check_apart, check_target, copy_stream
 from runstate.errors import AppendOutcomeUnknown, LogClosed, LogFull, NotWritable, RunstateError, StreamNotFound
 from runstate.logs.log import EventLog
 from runstate.logs.registry import open_log
+from runstate.models.registry import find_model
 
 _ends_all = (LogClosed, LogFull, AppendOutcomeUnknown)
 """What would meet every further stream too."""
@@ -27,6 +28,13 @@ def copy(
     stream: Annotated[
         list[str] | None, typer.Option("--stream", "-s", help="Only this stream. May be given several times.")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="The model to record for streams that record none, because an older version wrote them.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Copy streams from one log to another, with their seqs, ids, keys, times and bytes, and read the copies back.
@@ -34,6 +42,7 @@ def copy(
     Running it again goes on where it ended. Exit code 1 when a stream could not be copied as it is.
     """
     check_apart(source, target)
+    given = None if model is None else find_model(model)
     done = events = adopted = blobs = failed = 0
     with open_log(source, create=False) as from_log:
         for name in stream or ():
@@ -44,7 +53,7 @@ def copy(
             for name in _names(from_log, stream):
                 progress.doing = f"copying {name}"
                 try:
-                    copied = copy_stream(from_log, to_log, name, progress.advance)
+                    copied = copy_stream(from_log, to_log, name, progress.advance, model=given)
                 except _ends_all:
                     raise
                 except StreamNotFound:  # Deleted since it was listed; or its first append was never finished.

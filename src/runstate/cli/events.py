@@ -72,7 +72,10 @@ def append(
         with open_store(url, found, **options) as store:
             for stream in sorted(streams):
                 info = store.log.stream(stream)
-                if info is not None and check_model(stream, info.model, store.model.name) != info.model:
+                if info is None:
+                    continue
+                check_model(stream, info.model, store.model.name)
+                if not info.model:
                     for first in store.log.read(stream, limit=1):  # An older version wrote it, and recorded no model.
                         _refuse_other_model(store.model, first)
             for number, result in track(_append_all(store, lines, event_bytes_max), "appending", count):

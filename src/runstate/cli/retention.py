@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from runstate.cli.options import AsJson, ModelName, Url, existing, parse_age
+from runstate.cli.options import AsJson, ModelName, Url, parse_age
 from runstate.cli.output import words, write_json
 from runstate.cli.progress_display import track
+from runstate.cli.stream_stores import StreamStores, open_streams
 from runstate.cli.tables import write_table
 from runstate.errors import LogNotFound, StreamNotFound, UnknownModel
 from runstate.logs.archive.directory import ArchiveDirectory
 from runstate.logs.archive.log import ArchiveLog
 from runstate.logs.log import EventLog, StreamInfo
-from runstate.logs.pairing import check_model_is_used
+from runstate.logs.pairing import check_model_is_used, model_for
 from runstate.logs.registry import open_log
 from runstate.logs.stream_models import check_model
+from runstate.models.model import AnyModel
 from runstate.models.registry import resolve_model
 from runstate.retention import Archiver, Archiving, RunOutcome, check_archivable, infos
 from runstate.retention import restore as restored
-from runstate.store import Store
 
 Streams = Annotated[
     list[str] | None,
@@ -62,17 +63,18 @@ def archive(
     archiving = Archiving(before=parse_age(older_than), keep=keep, discard_files=discard_files, dry_run=dry_run)
     directory = ArchiveDirectory(to)
     with ExitStack() as stack:
-        store = stack.enter_context(existing(url, model))
-        check_archivable(store.log, keep)
-        check_model_is_used(url, store.log, store.model.name)
-        directory.check(store.model.name)
+        streams = stack.enter_context(open_streams(url, model))
+        log = streams.log
+        check_archivable(log, keep)
+        found = _model_to_archive(url, streams, stream)
+        directory.check(found.name)
         if not dry_run:
-            directory.prepare(store.model.name)
+            directory.prepare(found.name)
             stack.enter_context(directory.alone())
-        archiver = Archiver(store.log, store.model, directory, archiving)
-        told = _tell(archiver.run(_to_archive(store, archiver, stream)), as_json, "archiving", dry_run)
+        archiver = Archiver(log, found, directory, archiving)
+        told = _tell(archiver.run(_to_archive(log, archiver, stream)), as_json, "archiving", dry_run)
     for reason, count in archiver.passed_over.items():
-        words.print(f"{count} left: {_passed_over[reason].format(model=store.model.name)}")
+        words.print(f"{count} left: {_passed_over[reason].format(model=found.name)}")
     raise typer.Exit(1 if told["refused"] else 0)
 
 
@@ -130,14 +132,31 @@ def _tell(outcomes: Iterator[RunOutcome], as_json: bool, doing: str, dry_run: bo
     return told
 
 
-def _to_archive(store: Store[Any, Any, Any], archiver: Archiver, streams: Iterable[str] | None) -> Iterator[StreamInfo]:
+def _model_to_archive(url: str, opened: StreamStores, streams: Sequence[str] | None) -> AnyModel:
+    """The one model of an archive: the given one, the one that the named streams record, or the log's.
+
+    Raises:
+        UnknownModel: it is not installed.
+        ModelMismatch: the streams are of several models, or of another than the given one.
+    """
+    named = [info for stream in streams or () if (info := opened.log.stream(stream)) is not None]
+    if not named:
+        found = model_for(url, opened.log, opened.given)
+        check_model_is_used(url, opened.log, found.name)
+        return found
+    found = opened.of(named[0]).model
+    for info in named:
+        check_model(info.stream, info.model, found.name)
+    return found
+
+
+def _to_archive(log: EventLog, archiver: Archiver, streams: Iterable[str] | None) -> Iterator[StreamInfo]:
     if streams is None:
-        yield from infos(store.log)
+        yield from infos(log)
         return
     for stream in dict.fromkeys(streams):
-        info = store.log.stream(stream)
+        info = log.stream(stream)
         if info is not None:
-            check_model(stream, info.model, store.model.name)
             yield info
         elif not archiver.holds(stream):
             raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)

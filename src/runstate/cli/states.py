@@ -246,6 +246,8 @@ def _load_stored(store: Store[Any, Any, Any], stream: str) -> StoredSnapshot:
     while stored is None and _is_recent(info) and time.monotonic() < until:
         time.sleep(0.05)
         stored = store.snapshots.stored(stream)
+    # Looked up again: a snapshot may be of events that were stored since.
+    info = store.log.stream(stream) or info
     if stored is None or stored.seq > info.last_seq:
         raise LogDamaged(f"{_why_unusable(store, stream)}; rebuild it with 'runstate replay'", stream=stream)
     return stored

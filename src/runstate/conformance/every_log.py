@@ -13,6 +13,7 @@ from runstate.conformance.claims.models import ModelClaims
 from runstate.conformance.claims.races import RaceClaims
 from runstate.conformance.claims.reads import ReadClaims
 from runstate.conformance.claims.refusals import RefusalClaims
+from runstate.conformance.claims.tenants import TenantClaims
 from runstate.conformance.claims.tombstones import TombstoneClaims
 from runstate.conformance.history import check_histories, how_default
 from runstate.conformance.opener import Opener
@@ -32,6 +33,7 @@ class LogConformance(
     TombstoneClaims,
     AdoptionClaims,
     ModelClaims,
+    TenantClaims,
     BlobClaims,
     RefusalClaims,
     RaceClaims,

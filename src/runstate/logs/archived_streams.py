@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runstate.errors import LogBusy, RunstateError, SequenceConflict, StreamDeleted, StreamNotFound
-from runstate.logs.log import AppendResult, EventLog, Record
+from runstate.logs.log import AppendResult, EventLog, Record, StreamInfo, now
+from runstate.logs.planning import first_result
 from runstate.logs.tombstones import Tombstone, deleted_error
 from runstate.models.model import Draft
 
@@ -17,14 +18,23 @@ def stream_not_found(log: EventLog, stream: str) -> StreamNotFound:
     return StreamNotFound(f"There is no stream {stream!r}{moved}", stream=stream)
 
 
+def tombstone_for(log: EventLog, info: StreamInfo) -> Tombstone:
+    """The tombstone of a stream that is about to be deleted. One that is not wholly restored keeps its old one."""
+    return log.tombstone(info.stream) or Tombstone(info.stream, info.last_seq, deleted_at=now())
+
+
 def source_of(log: EventLog, stream: str) -> EventLog:
     """Where the events of a stream are: the log, or the archive that the stream was moved to.
 
     Raises:
-        StreamDeleted: the archive cannot be read, or holds other events of the stream.
+        StreamDeleted: they are nowhere; or the archive cannot be read, or holds other events of the stream.
     """
     tombstone = log.tombstone(stream)
-    return log if tombstone is None or not tombstone.archive else _open_archive(tombstone)
+    if tombstone is None:
+        return log
+    if not tombstone.archive:
+        raise deleted_error(tombstone)
+    return _open_archive(tombstone)
 
 
 def find_event(log: EventLog, stream: str, key: str) -> Record | None:
@@ -64,7 +74,7 @@ def answer_from_archive(log: EventLog, stream: str, drafts: Sequence[Draft]) -> 
     firsts = _find(_open_archive(tombstone), stream, keys) if tombstone.archive else {}
     if firsts.keys() != keys:
         raise deleted_error(tombstone)
-    return [_first_result(draft, firsts[draft.key]) for draft in drafts]
+    return [first_result(draft, firsts[draft.key]) for draft in drafts]
 
 
 def _open_archive(tombstone: Tombstone) -> EventLog:
@@ -97,7 +107,3 @@ def _find(log: EventLog, stream: str, keys: set[str]) -> dict[str, Record]:
         found |= {record.key: record for record in page if record.key in keys}
         after_seq = page[-1].seq
     return found
-
-
-def _first_result(draft: Draft, first: Record) -> AppendResult:
-    return AppendResult(first.event_id, first.seq, first.persisted_at, True, False, not draft.same_content(first.body))

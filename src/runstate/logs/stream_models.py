@@ -1,6 +1,6 @@
 """The model that a stream records: its first append sets it, and every later one must be of the same.
 
-A stream of an older version records none. It takes the model of the next append, where the log's format allows that.
+A stream of an older version records none, and never will: a later append could name the wrong one for good.
 """
 
 from __future__ import annotations
@@ -31,8 +31,18 @@ def shared_model(stream: str, drafts: Sequence[Draft]) -> str:
     return model
 
 
-def check_model(stream: str, recorded: str, given: str) -> str:
-    """The model that a stream records once the model `given` was used on it. Empty names stand for no model.
+def model_after(stream: str, recorded: str, given: str, last_seq: int) -> str:
+    """The model that a stream at `last_seq` records once events of the model `given` were added to it.
+
+    Raises:
+        ModelMismatch: the stream records another one.
+    """
+    check_model(stream, recorded, given)
+    return recorded if last_seq else given
+
+
+def check_model(stream: str, recorded: str, given: str) -> None:
+    """Empty names stand for no model.
 
     Raises:
         ModelMismatch: the stream records another one.
@@ -45,7 +55,6 @@ def check_model(stream: str, recorded: str, given: str) -> str:
             recorded=recorded,
             given=given,
         )
-    return recorded or given
 
 
 def head_model(log: EventLog, head: Head) -> str:

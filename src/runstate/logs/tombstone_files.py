@@ -1,8 +1,7 @@
 """Tombstones of file logs: one small JSON file per deleted stream, in a directory below the log's root.
 
 A tombstone is durable before the stream's directory is removed, so no crash leaves a deleted stream without one. It
-counts while its stream has no events. It stays when the stream comes back: the next deletion replaces or removes it.
-Who writes or removes one holds the lock of its stream.
+counts until its stream is wholly restored; then it is removed. Who writes or removes one holds the lock of its stream.
 """
 
 from __future__ import annotations
@@ -16,20 +15,25 @@ import msgspec
 from runstate.errors import InvalidStream, LogDamaged, StreamNotFound
 from runstate.logs.directories import directory_name, make_durable_directory, names_in
 from runstate.logs.disk import Disk, refuse_links, replace_durably, temp_target
-from runstate.logs.log import Finding
-from runstate.logs.tombstones import Tombstone, decode_tombstone, encode_tombstone
+from runstate.logs.log import Finding, StreamInfo
+from runstate.logs.tombstones import Tombstone, decode_tombstone, encode_tombstone, if_counting
 
 TOMBSTONES = ".tombstones"
 
 
 def find_tombstone(disk: Disk, root: PurePath, stream: str) -> Tombstone | None:
-    """The tombstone of a stream that has no events, or None.
+    """The tombstone of a stream, or None. It may be left over from a stream that was restored: see `if_counting`.
 
     Raises:
         LogDamaged: the file is not a tombstone of this stream.
         OSError: it cannot be read.
     """
     return _read(disk, _path(root, stream))
+
+
+def counting_tombstone(disk: Disk, root: PurePath, stream: str, info: StreamInfo | None) -> Tombstone | None:
+    """The tombstone of a stream that is not wholly restored; None of any other. Raises as `find_tombstone`."""
+    return if_counting(find_tombstone(disk, root, stream), 0 if info is None else info.last_seq)
 
 
 def check_deletable(disk: Disk, root: PurePath, stream: str, tombstone: Tombstone | None, *, has_events: bool) -> None:
@@ -57,6 +61,17 @@ def replace_tombstone(disk: Disk, root: PurePath, stream: str, tombstone: Tombst
             disk.remove(path)
         # Even if nothing was there: the process that removed it may have been killed before this.
         disk.sync_directory(path.parent)
+
+
+def drop_if_restored(disk: Disk, root: PurePath, stream: str, last_seq: int) -> None:
+    """Remove the tombstone of a stream that was restored up to its last event.
+
+    Raises:
+        LogDamaged, OSError: it is still there. It no longer counts.
+    """
+    tombstone = find_tombstone(disk, root, stream)
+    if tombstone is not None and if_counting(tombstone, last_seq) is None:
+        replace_tombstone(disk, root, stream, None)
 
 
 def verify_tombstones(disk: Disk, root: PurePath) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from runstate.models.model import Draft
 
 
 class Tombstone(msgspec.Struct, frozen=True, rename="camel"):
-    """A deleted stream. It counts as long as the stream has no events: `adopt` brings the stream back."""
+    """A deleted stream. It counts until `adopt` has brought the stream back, up to its last event."""
 
     stream: str
     last_seq: int
@@ -26,13 +26,18 @@ class Tombstone(msgspec.Struct, frozen=True, rename="camel"):
     deleted_at: str = ""
 
 
-def check_not_deleted(tombstone: Tombstone | None, drafts: Sequence[Draft]) -> None:
+def check_not_deleted(tombstone: Tombstone | None, last_seq: int, drafts: Sequence[Draft]) -> None:
     """
     Raises:
-        StreamDeleted: the stream was deleted, and this append would begin it again.
+        StreamDeleted: the stream was deleted, and is not, or not wholly, restored.
     """
-    if tombstone is not None and drafts:
-        raise deleted_error(tombstone)
+    if drafts and (counting := if_counting(tombstone, last_seq)) is not None:
+        raise deleted_error(counting)
+
+
+def if_counting(tombstone: Tombstone | None, last_seq: int) -> Tombstone | None:
+    """The tombstone of a stream that is at `last_seq`, unless the stream was restored since."""
+    return tombstone if tombstone is not None and last_seq < tombstone.last_seq else None
 
 
 def deleted_error(tombstone: Tombstone) -> StreamDeleted:

@@ -148,7 +148,7 @@ def test_refusals_that_fail_are_the_models_failure(cli: Cli, case: str, caplog: 
     broken = write_door(f"broken_{case.replace(' ', '_')}", refusals=(line, instead))
     refused = cli("append", "sqlite:doors.db", "--check-transitions", *broken, stdin=opened)
     assert refused.code == 2
-    assert "error[model.failed] `refusals` of the model 'door'" in refused.err
+    assert "error[model.failed] line 1: `refusals` of the model 'door'" in refused.err
     assert said in refused.err
     assert cli("append", "sqlite:doors.db", *broken, stdin=opened).code == 0  # Stored, and its snapshot is an alert.
     assert "SNAPSHOT_FAILED" in caplog.text

@@ -90,10 +90,10 @@ def test_another_models_line_stands_in_a_frame_byte_for_byte(log: NdjsonLog, fil
 
 def test_both_kinds_of_lines_may_stand_in_one_file(log: NdjsonLog) -> None:
     """Older versions did not keep the models apart. What names no model is appended to any run still."""
-    for draft in (event("a"), note("b", model=""), event("c")):
+    for draft in (event("a"), note("b", tenant="", model=""), event("c")):
         log.append("r", [draft])
     log = reopened(log)
-    for draft in (note("d", model=""), event("e")):
+    for draft in (note("d", tenant="", model=""), event("e")):
         log.append("r", [draft])
     assert [(r.seq, r.key) for r in log.read("r")] == [(1, "a"), (2, "b"), (3, "c"), (4, "d"), (5, "e")]
     assert list(log.verify()) == []

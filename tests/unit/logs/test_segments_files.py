@@ -120,8 +120,8 @@ def test_a_line_that_does_not_say_its_whole_envelope_is_framed(log: SegmentsLog,
 
 def test_both_kinds_of_lines_may_stand_in_one_session(log: SegmentsLog) -> None:
     """Older versions did not keep the models apart. What names no model is appended to any session still."""
-    log.append("r", [bare("a"), note("b", model=""), bare("c")])
-    log.append("r", [note("d", model=""), bare("e")])
+    log.append("r", [bare("a"), note("b", tenant="", model=""), bare("c")])
+    log.append("r", [note("d", tenant="", model=""), bare("e")])
     assert [(r.seq, r.key) for r in log.read("r")] == [(1, "a"), (2, "b"), (3, "c"), (4, "d"), (5, "e")]
     assert list(log.lines("r")) == [record.body for record in log.read("r")]
     assert list(log.verify()) == []

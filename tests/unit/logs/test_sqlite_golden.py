@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from runstate.conformance.notes import as_held, note, notes, snapshot
-from runstate.errors import ModelMismatch
 from runstate.logs.log import BlobRef, StreamInfo
 from runstate.logs.sqlite import SqliteLog
 from runstate.models.canonical import digest
@@ -38,14 +37,12 @@ def test_a_file_of_the_first_format_is_read(copy: Path, golden: Path) -> None:
             assert list(log.verify()) == []
 
 
-def test_a_stream_of_the_first_format_records_the_model_of_its_next_new_event(copy: Path) -> None:
+def test_a_stream_of_the_first_format_records_no_model_and_never_will(copy: Path) -> None:
     with SqliteLog(copy) as log:
         assert log.append("s", notes("b"))[0].idempotent
-        assert [info.model for info in log.streams()] == ["", ""]
         assert log.append("s", notes("d"))[0].seq == 4
-        assert [info.model for info in log.streams()] == ["", "notes"]
-        with pytest.raises(ModelMismatch):
-            log.append("s", [note("e", model="other")])
+        assert log.append("s", [note("e", model="other")])[0].seq == 5
+        assert [info.model for info in log.streams()] == ["", ""]
         assert list(log.verify()) == []
 
 
@@ -53,7 +50,7 @@ def test_records_are_adopted_into_a_stream_of_the_first_format(copy: Path) -> No
     with SqliteLog(copy) as log:
         more = as_held("s", notes("d"), after_seq=3)
         assert log.adopt("s", [*held, *more], model="notes") == 1
-        assert [info.model for info in log.streams()] == ["", "notes"]
+        assert [info.model for info in log.streams()] == ["", ""]
 
 
 def test_a_file_of_the_first_format_that_cannot_be_written_is_read_as_it_is(
@@ -70,6 +67,6 @@ def test_a_file_of_the_first_format_that_cannot_be_written_is_read_as_it_is(
         assert list(reader.verify()) == []
         assert copy.read_bytes() == before
         with SqliteLog(copy) as writer:
-            writer.append("s", notes("d"))
-            assert [info.model for info in reader.streams()] == ["", "notes"]
-        assert [info.model for info in reader.streams()] == ["", "notes"]
+            writer.append("t", notes("d"))
+            assert [info.model for info in reader.streams()] == ["", "", "notes"]
+        assert [info.model for info in reader.streams()] == ["", "", "notes"]

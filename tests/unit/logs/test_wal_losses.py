@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runstate.conformance.notes import notes
+from runstate.conformance.notes import note, notes
 from runstate.errors import AppendOutcomeUnknown, LogClosed, LogFailed, SnapshotTooNew
 from runstate.logs.log import StoredSnapshot
 from runstate.logs.simulated_disk import SimulatedDisk
@@ -84,13 +84,13 @@ def test_a_wal_that_the_seeds_daemon_truncated_is_whole_and_one_that_lost_its_he
     wal.parent.mkdir()
     wal.write_bytes(b'{"seq":5,"event":{"type":"x"}}\n{"seq":6,"event":{"type":"y"}}\n')
     with WalLog(tmp_path) as log:
-        assert log.append("s", notes("a", "b"))[1].seq == 8
+        assert log.append("s", [note("a", tenant=""), note("b", tenant="")])[1].seq == 8
         assert log.recoveries == list(log.verify()) == []
     wal.write_bytes(b"".join(wal.read_bytes().splitlines(keepends=True)[1:]))
     with WalLog(tmp_path) as log:
         assert [finding.code for finding in log.verify()] == ["log.out_of_order"]
         assert [finding.code for finding in log.recover("s")] == ["log.out_of_order"]
-        assert log.append("s", notes("c"))[0].seq == 9
+        assert log.append("s", [note("c", tenant="")])[0].seq == 9
 
 
 def test_a_compaction_that_is_interrupted_behind_its_rename_acknowledges_nothing_more(

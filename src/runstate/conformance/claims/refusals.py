@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pytest
 
 from runstate.conformance.fixtures import LogKit
-from runstate.conformance.notes import as_held, notes, numbered, snapshot, stored
-from runstate.errors import InvalidStream, LogClosed, Unsupported
+from runstate.conformance.notes import as_held, keys, notes, numbered, snapshot, stored
+from runstate.errors import InvalidStream, LogClosed, LogFailed, SequenceConflict, Unsupported
 from runstate.logs.log import BlobRef, Capability, EventLog
 from runstate.models.model import Draft
 
@@ -122,10 +122,22 @@ class RefusalClaims(LogKit):
     def test_a_draft_that_cannot_be_written_leaves_nothing_behind(self, log: EventLog) -> None:
         log.append("s", notes("a"))
         before = stored(log, "s")
-        with pytest.raises(Exception):  # noqa: B017 - which error is the model's affair; that nothing stays is ours
+        with pytest.raises(LogFailed):
             log.append("s", [*notes("b"), unwritable, *notes("c")])
         assert stored(log, "s") == before
         assert log.append("s", notes("b"))[0].seq == 2
+
+    def test_a_draft_that_cannot_be_written_is_an_error_of_ours_whatever_else_is_wrong(self, log: EventLog) -> None:
+        log.append("s", notes("a"))
+        with pytest.raises(SequenceConflict):
+            log.append("s", [unwritable], expected_seq=7)
+        for expected_seq in (None, 1):
+            with pytest.raises(LogFailed):
+                log.append("s", [unwritable], expected_seq=expected_seq)
+        with pytest.raises(LogFailed):
+            log.append("t", [unwritable])
+        assert [info.stream for info in log.streams()] == ["s"]
+        assert keys(stored(log, "s")) == ["a"]
 
     @pytest.mark.parametrize("call", calls + more_calls, ids=lambda call: call.name)
     def test_a_closed_log_refuses_everything(self, log: EventLog, call: Call) -> None:

@@ -78,6 +78,37 @@ class TombstoneClaims(LogKit):
         log.delete_stream("s", tombstone=tombstone_of("s", 3))
         assert log.tombstone("s") == tombstone_of("s", 3)
 
+    @needs(Capability.DELETE, Capability.ADOPT)
+    def test_it_counts_until_the_last_event_is_back(self, log: EventLog) -> None:
+        log.append("s", notes("a", "b", "c"))
+        before = stored(log, "s")
+        log.delete_stream("s", tombstone=tombstone_of("s", 3))
+        for count in (1, 2):
+            assert log.adopt("s", before[:count], model="notes") == 1
+            assert log.tombstone("s") == tombstone_of("s", 3)
+            for draft in (note("a"), note("c"), note("new")):
+                with pytest.raises(StreamDeleted) as caught:
+                    log.append("s", [draft])
+                assert caught.value.details == msgspec.to_builtins(tombstone_of("s", 3))
+            assert keys(stored(log, "s")) == ["a", "b", "c"][:count]
+        assert log.adopt("s", before, model="notes") == 1
+        assert (stored(log, "s"), log.tombstone("s")) == (before, None)
+        assert [result.persisted for result in log.append("s", notes("c", "d"))] == [False, True]
+        assert list(log.verify()) == []
+
+    @needs(Capability.DELETE, Capability.ADOPT)
+    def test_a_stream_that_is_half_restored_can_be_deleted_and_restored_again(self, log: EventLog) -> None:
+        log.append("s", notes("a", "b"))
+        before = stored(log, "s")
+        log.delete_stream("s", tombstone=tombstone_of("s"))
+        log.adopt("s", before[:1], model="notes")
+        log.delete_stream("s", tombstone=tombstone_of("s"))
+        assert (log.stream("s"), log.tombstone("s")) == (None, tombstone_of("s"))
+        log.adopt("s", before[:1], model="notes")
+        log.delete_stream("s")
+        assert log.tombstone("s") is None
+        assert log.append("s", notes("a"))[0].seq == 1
+
     @needs(Capability.DELETE)
     def test_a_tombstone_can_be_forgotten(self, log: EventLog) -> None:
         log.append("s", notes("a", "b"))

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import PurePath
 
-from runstate.errors import LogBusy, LogFailed, LogFull, LogNotFound, NotALog, RunstateError
+from runstate.errors import InvalidArgument, LogBusy, LogFailed, LogFull, LogNotFound, NotALog, RunstateError
 from runstate.logs.archive.packs import (
     INFO,
     LOCK_SUFFIX,
@@ -74,9 +74,17 @@ class ArchiveDirectory:
         """Whether there is an archive, which may take runs of this model; False if one can be made here.
 
         Raises:
+            InvalidArgument: its path is no text.
             NotALog: something else is here, or runs of another model.
             LogTooNew, LogFailed: it cannot be read or written.
         """
+        try:
+            self.url.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(
+                f"The path {self.url!a:.200} is not UTF-8, and a log could not record where its runs went; choose "
+                "another directory"
+            ) from error
         has_info = self.disk.exists(self.root / INFO)
         check_target(self.root, _leftovers, has_marker=has_info, disk=self.disk)
         if not has_info:
@@ -92,7 +100,7 @@ class ArchiveDirectory:
         """Make the archive, if it is not there yet.
 
         Raises:
-            NotALog, LogTooNew: as `check` does.
+            InvalidArgument, NotALog, LogTooNew: as `check` does.
             LogFailed, LogFull: it cannot be made or written to.
         """
         self.check(model)

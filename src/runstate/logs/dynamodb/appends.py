@@ -31,9 +31,10 @@ from runstate.logs.dynamodb.items import (
 )
 from runstate.logs.dynamodb.refusals import Refused
 from runstate.logs.dynamodb.table import Action, Item, Table, absent, actions_max, chunks, equal
-from runstate.logs.log import AppendResult, Record, check_expected, now
-from runstate.logs.stream_models import check_model, shared_model
-from runstate.logs.tombstones import Tombstone, check_not_deleted
+from runstate.logs.log import AppendResult, Record, now
+from runstate.logs.planning import StreamPlan
+from runstate.logs.stream_models import model_after
+from runstate.logs.tombstones import Tombstone, encode_tombstone, if_counting
 from runstate.models.model import Draft
 
 _mark = (
@@ -64,17 +65,17 @@ def try_append(
     `sent` holds the tokens of earlier tries: one of them may have gone through though no answer came.
     """
     head, tombstone = _ready_head(table, stream)
-    model = check_model(stream, "" if head is None else head.model, shared_model(stream, drafts))
-    check_not_deleted(tombstone, drafts)
     firsts = known(table, head, (draft.key for draft in drafts))
-    previous = None
+    stands = (0, "", "") if head is None else (head.last_seq, head.tenant, head.model)
+    stored = {key: first.record for key, first in firsts.items()}
+    plan = StreamPlan(stream, *stands, find=stored.get, tombstone=tombstone)
     if head is not None and any(draft.chained for draft in drafts):
-        previous = _last_line(table, head)
-    results, new = _plan(stream, head, drafts, expected_seq, firsts, previous, sent)
+        plan.previous = _last_line(table, head)
+    results = plan.add(drafts, expected_seq, now())
     is_at = absent if head is None else equal(id=head.id, version=head.version)
-    if new and not _write(table, head, is_at, stream, new, model, sent):
+    if plan.new and not _write(table, head, is_at, list(plan.new.values()), plan.model, "", sent):
         return None
-    return results
+    return _claim_own(drafts, results, firsts, sent)
 
 
 def try_adopt(
@@ -86,9 +87,9 @@ def try_adopt(
     sent: set[str],
 ) -> int | None:
     """Adopt once. `held` reads what stands at the records' places. None: as for `try_append`."""
-    head, _ = _ready_head(table, stream)
+    head, tombstone = _ready_head(table, stream)
     last_seq = 0 if head is None else head.last_seq
-    model = check_model(stream, "" if head is None else head.model, model)
+    model = model_after(stream, "" if head is None else head.model, model, last_seq)
     new = new_records(stream, records, last_seq, [] if head is None else held(head))
     firsts = known(table, head, (record.key for record in new))
     for record in new:
@@ -100,11 +101,13 @@ def try_adopt(
         # An earlier try, whose answer was lost, has left its token if it went through.
         return sum(1 for first in known(table, head, (r.key for r in records)).values() if first.token in sent)
     is_at = _headless if head is None else equal(id=head.id, version=head.version)
-    return len(new) if _write(table, head, is_at, stream, new, model, sent) else None
+    counting = if_counting(tombstone, new[-1].seq)
+    restoring = "" if counting is None else encode_tombstone(counting).decode()
+    return len(new) if _write(table, head, is_at, new, model, restoring, sent) else None
 
 
 def _ready_head(table: Table, stream: str) -> tuple[Head | None, Tombstone | None]:
-    """The head, all keys before which are written down; or the tombstone in its place."""
+    """The head, all keys before which are written down, and the tombstone in it or in its place."""
     while (head := head_of(item := table.get(head_key(stream)))) is not None and head.unindexed:
         write_keys(table, head)
     return head, tombstone_of(item)
@@ -142,53 +145,27 @@ def _last_line(table: Table, head: Head) -> bytes | None:
     return page_of(head.stream, item).records[-1].body if item else None
 
 
-def _plan(
-    stream: str,
-    head: Head | None,
-    drafts: Sequence[Draft],
-    expected_seq: int | None,
-    firsts: dict[str, First],
-    previous: bytes | None,
-    sent: set[str],
-) -> tuple[list[AppendResult], list[Record]]:
-    """What every caller is told, and what is new."""
-    seq, persisted_at = 0 if head is None else head.last_seq, now()
-    results: list[AppendResult] = []
-    new: list[Record] = []
-    for draft in drafts:
-        if (first := firsts.get(draft.key)) is not None:
+def _claim_own(
+    drafts: Sequence[Draft], results: list[AppendResult], firsts: dict[str, First], sent: set[str]
+) -> list[AppendResult]:
+    """What an earlier try of this call has written, though its answer was lost, is no retry: once, as in the call."""
+    for index, draft in enumerate(drafts):
+        first = firsts.get(draft.key)
+        if first is not None and first.token in sent:
             record = first.record
-            # Ours, written by a try whose answer was lost: but only once, as in the call.
-            own = first.token in sent
-            same = own or draft.same_content(record.body)
-            results.append(AppendResult(record.event_id, record.seq, record.persisted_at, not own, own, not same))
-            if own:
-                firsts[draft.key] = First(record, "")
-            continue
-        if not new:
-            check_expected(stream, seq, expected_seq)
-        seq += 1
-        try:
-            body = previous = draft.render(seq, persisted_at, previous)
-        except (TypeError, ValueError) as error:
-            raise LogFailed(f"It cannot be written: {error!r}") from error
-        record = Record(
-            stream, seq, draft.event_id, draft.type, draft.key, draft.tenant, draft.emitted_at, persisted_at, body
-        )
-        firsts[draft.key] = First(record, "")
-        new.append(record)
-        results.append(AppendResult(draft.event_id, seq, persisted_at))
-    return results, new
+            results[index] = AppendResult(record.event_id, record.seq, record.persisted_at)
+            firsts[draft.key] = First(record, "")
+    return results
 
 
 def _write(
-    table: Table, head: Head | None, is_at: Item, stream: str, new: list[Record], model: str, sent: set[str]
+    table: Table, head: Head | None, is_at: Item, new: list[Record], model: str, restoring: str, sent: set[str]
 ) -> bool:
-    """Write records behind a head, all or none. It records `model` then.
+    """Write records behind a head, all or none. It has `model` and `restoring` then.
 
     `is_at` is the condition on the head's item. False: it does not hold, since the head has moved; nothing was written.
     """
-    token = secrets.token_hex(16)
+    stream, token = new[0].stream, secrets.token_hex(16)
     stream_id = secrets.token_hex(16) if head is None else head.id
     try:
         pages = list(page_items(stream_id, token, new))
@@ -207,6 +184,7 @@ def _write(
         new[-1].persisted_at,
         0 if fits else new[0].seq,
         model,
+        restoring,
     )
     actions = [table.put(moved.item(), is_at)]
     if head is None:

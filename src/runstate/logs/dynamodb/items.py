@@ -16,7 +16,7 @@ import msgspec
 from runstate.errors import EventTooLarge, LogDamaged
 from runstate.logs.dynamodb.table import Item, Key
 from runstate.logs.log import Record
-from runstate.logs.tombstones import Tombstone
+from runstate.logs.tombstones import Tombstone, decode_tombstone
 from runstate.models.model import stream_bytes_max
 
 page_bytes_max = 390_000
@@ -56,6 +56,8 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     """From this seq on, keys are still to be written down; 0: none."""
     model: str = ""
     """The model that the stream records; heads of version 1 have no such attribute."""
+    restoring: str = ""
+    """The tombstone, as JSON, of a stream that is not wholly restored; else there is no such attribute."""
 
     @property
     def key(self) -> Key:
@@ -63,8 +65,9 @@ class Head(msgspec.Struct, frozen=True, gc=False):
 
     def item(self) -> Item:
         values = msgspec.structs.asdict(self)
-        if not self.model:
-            del values["model"]
+        for name in ("model", "restoring"):
+            if not values[name]:
+                del values[name]
         return {"pk": self.key[0], "sk": self.key[1], **values, "crc": _crc_of(values.values())}
 
 
@@ -219,13 +222,16 @@ def tombstone_item(tombstone: Tombstone) -> Item:
 
 
 def tombstone_of(item: Item | None) -> Tombstone | None:
-    """The tombstone that stands in the place of a head.
+    """The tombstone that stands in the place of a head, or in a head whose stream is not wholly restored.
 
     Raises:
         LogDamaged: it is not as it was written.
     """
-    if item is None or not _is_tombstone(item):
+    if item is None:
         return None
+    if not _is_tombstone(item):
+        head = head_of(item)
+        return None if head is None or not head.restoring else decode_tombstone(head.restoring.encode())
     tombstone = Tombstone(**{name: item.get(name, "") for name in Tombstone.__struct_fields__})
     if tombstone_item(tombstone) != item:
         raise LogDamaged(

@@ -27,8 +27,9 @@ from runstate.logs.log import (
     now,
     refuse,
 )
-from runstate.logs.stream_models import check_model, shared_model
-from runstate.logs.tombstones import check_not_deleted
+from runstate.logs.planning import StreamPlan
+from runstate.logs.stream_models import model_after
+from runstate.logs.tombstones import if_counting
 from runstate.models.canonical import digest
 from runstate.models.model import Draft, check_stream
 
@@ -60,40 +61,25 @@ class MemoryLog:
     def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
         check_stream(stream)
         with self._open():
-            model = check_model(stream, self._models.get(stream, ""), shared_model(stream, drafts))
-            check_not_deleted(self._tombstones.get(stream), drafts)
-            records, keys = self._streams.get(stream, []), self._keys.get(stream, {})
-            persisted_at = now()
-            results: list[AppendResult] = []
-            fresh: dict[str, Record] = {}
-            last_seq, previous = (records[-1].seq, records[-1].body) if records else (0, None)
-            for draft in drafts:
-                if (first := keys.get(draft.key) or fresh.get(draft.key)) is not None:
-                    results.append(_first_result(first, draft))
-                    continue
-                seq = last_seq + len(fresh) + 1
-                fresh[draft.key] = _record(stream, seq, persisted_at, draft, previous)
-                previous = fresh[draft.key].body
-                results.append(AppendResult(draft.event_id, seq, persisted_at))
-            if fresh:
-                check_expected(stream, last_seq, expected_seq)
-                self._keep(stream, fresh.values(), model)
+            plan = self._plan(stream)
+            results = plan.add(drafts, expected_seq, now())
+            self._keep(stream, plan.new.values(), plan.model)
             return results
 
     def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         check_stream(stream)
         with self._open():
             check_records(stream, records)
-            model = check_model(stream, self._models.get(stream, ""), model)
             held, keys = self._streams.get(stream, []), self._keys.get(stream, {})
             last_seq = held[-1].seq if held else 0
+            model = model_after(stream, self._models.get(stream, ""), model, last_seq)
             start = _after(held, records[0].seq - 1) if records else 0
             new = new_records(stream, records, last_seq, held[start : start + len(records)])
             for record in new:
                 if record.key in keys:
                     raise key_taken(record, last_seq)
             self._keep(stream, new, model)
-            if new:
+            if new and if_counting(self._tombstones.get(stream), new[-1].seq) is None:
                 self._tombstones.pop(stream, None)
             return len(new)
 
@@ -167,6 +153,7 @@ class MemoryLog:
                     return
                 raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
             check_expected(stream, records[-1].seq, expected_seq)
+            self._tombstones.pop(stream, None)
             if tombstone is not None:
                 self._tombstones[stream] = tombstone
             del self._streams[stream], self._keys[stream], self._models[stream]
@@ -213,6 +200,14 @@ class MemoryLog:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def _plan(self, stream: str) -> StreamPlan:
+        find, tombstone = self._keys.get(stream, {}).get, self._tombstones.get(stream)
+        if not (records := self._streams.get(stream)):
+            return StreamPlan(stream, find=find, tombstone=tombstone)
+        first, last = records[0], records[-1]
+        model = self._models[stream]
+        return StreamPlan(stream, last.seq, first.tenant, model, find=find, previous=last.body, tombstone=tombstone)
+
     def _keep(self, stream: str, records: Collection[Record], model: str) -> None:
         if records:
             self._models[stream] = model
@@ -226,18 +221,6 @@ class MemoryLog:
         if self._closed:
             raise LogClosed()
         return self._lock
-
-
-def _record(stream: str, seq: int, persisted_at: str, draft: Draft, previous: bytes | None) -> Record:
-    body = draft.render(seq, persisted_at, previous)
-    return Record(
-        stream, seq, draft.event_id, draft.type, draft.key, draft.tenant, draft.emitted_at, persisted_at, body
-    )
-
-
-def _first_result(first: Record, draft: Draft) -> AppendResult:
-    mismatch = not draft.same_content(first.body)
-    return AppendResult(first.event_id, first.seq, first.persisted_at, True, False, mismatch)
 
 
 def _after(records: list[Record], seq: int) -> int:

@@ -42,7 +42,7 @@ from runstate.logs.ndjson.recovery import Held, repair
 from runstate.logs.ndjson.run import Gone, Job, Run
 from runstate.logs.ndjson.verify import verify_run
 from runstate.logs.removed_directories import Sweeper, remove_directory
-from runstate.logs.tombstone_files import check_deletable, find_tombstone, replace_tombstone, verify_tombstones
+from runstate.logs.tombstone_files import check_deletable, counting_tombstone, replace_tombstone, verify_tombstones
 from runstate.models.model import Draft, check_file_stream
 
 writers_max = 128
@@ -201,10 +201,9 @@ class NdjsonLog(Handle):
                 self._marks.pop(stream, None)
 
     def tombstone(self, stream: str) -> Tombstone | None:
-        if self.stream(stream) is not None:
-            return None
+        info = self.stream(stream)
         with translated():
-            return find_tombstone(self._disk, self.root, stream)
+            return counting_tombstone(self._disk, self.root, stream, info)
 
     def files_beside(self, stream: str) -> list[str]:
         """Artifacts, and what others put into the run's directory. Deleting the run deletes them too."""

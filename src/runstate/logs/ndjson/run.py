@@ -9,24 +9,27 @@ from __future__ import annotations
 from _thread import allocate_lock
 from collections.abc import Sequence
 from contextlib import closing, suppress
+from functools import partial
 from threading import Lock
 
-from runstate.errors import AppendOutcomeUnknown, LogFailed, RunstateError, Unsupported
+from msgspec import UNSET, UnsetType
+
+from runstate.errors import AppendOutcomeUnknown, RunstateError, Unsupported
 from runstate.logs import disk as files_door
 from runstate.logs.adoption import key_taken, new_records
 from runstate.logs.directories import create_in, translate
 from runstate.logs.disk import Disk, File
 from runstate.logs.frames import Damage
-from runstate.logs.log import AppendResult, Finding, Record, StoredSnapshot, check_expected, now
+from runstate.logs.log import AppendResult, Finding, Record, StoredSnapshot, Tombstone, now
 from runstate.logs.ndjson.files import RunFiles
 from runstate.logs.ndjson.index import Entry, Index, put_snapshot, read_index, write_index
 from runstate.logs.ndjson.lines import Envelope, adopted_line, body_of, read_line, write_line
 from runstate.logs.ndjson.reading import Announcement, Mark, damaged
 from runstate.logs.ndjson.recovery import Held, load
+from runstate.logs.planning import StreamPlan
 from runstate.logs.sealed import sealed
-from runstate.logs.stream_models import check_model, shared_model
-from runstate.logs.tombstone_files import find_tombstone
-from runstate.logs.tombstones import check_not_deleted
+from runstate.logs.stream_models import model_after
+from runstate.logs.tombstone_files import drop_if_restored, find_tombstone
 from runstate.models.canonical import digest
 from runstate.models.model import Draft
 
@@ -53,18 +56,12 @@ class Job:
 class _Group:
     """Lines on their way into the file."""
 
-    def __init__(self, held: Held) -> None:
-        self.held = held
+    def __init__(self, held: Held, plan: StreamPlan) -> None:
+        self.held, self.plan = held, plan
         self.lines: list[bytes] = []
-        self.records: dict[str, Record] = {}
         self.jobs: list[Job] = []
         """The jobs that have a line among them."""
         self.has_batch = False
-        self.previous, self.model = held.previous, held.model
-
-    @property
-    def seq(self) -> int:
-        return self.held.seq + len(self.lines)
 
 
 class Run:
@@ -79,6 +76,7 @@ class Run:
         self._gate = Lock()
         self._pending: File | None = None
         self._index: Index | None = None
+        self._tombstone: Tombstone | UnsetType | None = UNSET
         self.closed = False
 
     # --- appending -----------------------------------------------------------------------------------------
@@ -118,22 +116,23 @@ class Run:
             AppendOutcomeUnknown: it may have been.
         """
         held = self.load()
-        model = check_model(self.files.stream, held.model, model)
+        model = model_after(self.files.stream, held.model, model, held.seq)
         stored = (self._record(held, record.seq) for record in records if record.seq <= held.seq)
         new = new_records(self.files.stream, records, held.seq, stored)
-        group = _Group(held)
-        for record in new:
+        group = _Group(held, self._plan(held, None))
+        previous = held.previous
+        for seq, record in enumerate(new, held.seq + 1):
             if record.key in held.keys:
                 raise key_taken(record, held.seq)
-            if record.seq != group.seq + 1:
+            if record.seq != seq:
                 raise Unsupported(
                     f"Events are the lines of a file here, numbered without a gap: "
-                    f"the stream {self.files.stream!r} lacks {group.seq + 1} to {record.seq - 1}",
+                    f"the stream {self.files.stream!r} lacks {seq} to {record.seq - 1}",
                     stream=self.files.stream,
-                    seq=group.seq + 1,
+                    seq=seq,
                 )
-            group.lines.append(adopted_line(record, group.previous, model))
-            group.records[record.key], group.previous = record, record.body
+            group.lines.append(adopted_line(record, previous, model))
+            group.plan.new[record.key], previous = record, record.body
         group.has_batch = len(new) > 1
         if new:
             failure: Exception | None = None
@@ -145,6 +144,8 @@ class Run:
             if failure is not None:
                 self._let_go()
                 raise failure
+            self._tombstone = UNSET
+            drop_if_restored(self._disk, self.files.root, self.files.stream, held.seq)
         return len(new)
 
     def load(self) -> Held:
@@ -166,12 +167,13 @@ class Run:
         try:
             if self.closed:
                 raise Gone
-            group = _Group(self.load())
+            held = self.load()
+            group = _Group(held, self._plan(held, self._find_tombstone()))
             for job in jobs:
-                self._plan(group, job)
+                self._add(group, job)
             waiting = group.jobs
             failure = self._write(group) if group.lines else None
-            if not group.seq:
+            if not group.plan.last_seq:
                 # The log lets go of a run that is not loaded, and of its lock: another process may restore the run.
                 self._let_go()
         except (Gone, RunstateError) as error:
@@ -189,49 +191,40 @@ class Run:
                 if job is not self._leader:
                     job.wake.release()
 
-    def _plan(self, group: _Group, job: Job) -> None:
+    def _plan(self, held: Held, tombstone: Tombstone | None) -> StreamPlan:
+        find = partial(self._stored, held)
+        head = (self.files.stream, held.seq, held.tenant, held.model)
+        return StreamPlan(*head, find=find, previous=held.previous, tombstone=tombstone)
+
+    def _find_tombstone(self) -> Tombstone | None:
+        """The tombstone, looked up once while this process holds the lock: nobody else changes it."""
+        if self._tombstone is UNSET:
+            self._tombstone = find_tombstone(self._disk, self.files.root, self.files.stream)
+        return self._tombstone
+
+    def _add(self, group: _Group, job: Job) -> None:
         """Write a job's new lines down in the group, or its refusal in the job."""
-        fresh: dict[str, Record] = {}
         lines: list[bytes] = []
-        previous, persisted_at = group.previous, now()
+
+        def render(stream: str, seq: int, persisted_at: str, draft: Draft, previous: bytes | None) -> Record:
+            line, record = write_line(stream, seq, persisted_at, draft, previous)
+            lines.append(line)
+            return record
+
+        is_retry = any(draft.key in group.plan.new for draft in job.drafts)
         try:
-            model = check_model(self.files.stream, group.model, shared_model(self.files.stream, job.drafts))
-            if not group.seq:
-                tombstone = find_tombstone(self._disk, self.files.root, self.files.stream)
-                check_not_deleted(tombstone, job.drafts)
-            for draft in job.drafts:
-                first = fresh.get(draft.key) or group.records.get(draft.key) or self._stored(group.held, draft.key)
-                if first is not None:
-                    job.result.append(_first_result(first, draft))
-                    # A retry of what a group is about to write stands or falls with that group.
-                    if draft.key in group.records and job not in group.jobs:
-                        group.jobs.append(job)
-                    continue
-                seq = group.seq + len(lines) + 1
-                line, record = write_line(self.files.stream, seq, persisted_at, draft, previous)
-                lines.append(line)
-                fresh[draft.key], previous = record, record.body
-                job.result.append(AppendResult(draft.event_id, seq, record.persisted_at))
-            if fresh:
-                check_expected(self.files.stream, group.seq, job.expected_seq)
+            job.result = group.plan.add(job.drafts, job.expected_seq, now(), render)
         except RunstateError as error:
             job.error = error
             return
         except OSError as error:
             job.error = translate(error)
             return
-        except Exception as error:  # noqa: BLE001 - what a draft does wrong must reach its caller, and nobody beside it
-            job.error = LogFailed(f"It cannot be written: {error!r}")
-            return
-        if fresh:
-            group.lines += lines
-            group.records |= fresh
-            group.previous = previous
-            if group.seq == len(lines):  # The first of the run. Later lines record no model.
-                group.model = model
-            group.has_batch |= len(lines) > 1
-            if job not in group.jobs:
-                group.jobs.append(job)
+        group.lines += lines
+        group.has_batch |= len(lines) > 1
+        # A retry of what a group is about to write stands or falls with that group.
+        if lines or is_retry:
+            group.jobs.append(job)
 
     def _stored(self, held: Held, key: str) -> Record | None:
         seq = held.keys.get(key)
@@ -275,8 +268,9 @@ class Run:
             # Not flushed: after a crash the old announcement tells of bytes that are all there.
             with suppress(OSError):
                 self._pending.truncate(0)
-        envelopes = (Envelope(record.key, record.tenant, record.persisted_at) for record in group.records.values())
-        bodies = (record.body for record in group.records.values())
+        records = group.plan.new.values()
+        envelopes = (Envelope(record.key, record.tenant, record.persisted_at) for record in records)
+        bodies = (record.body for record in records)
         held.add(*zip(group.lines, bodies, envelopes, strict=True))
         return None
 
@@ -359,12 +353,8 @@ class Run:
         """Forget what is known of the file; the next append opens it again, and recovers it."""
         held, self.held = self.held, None
         pending, self._pending = self._pending, None
-        self._index = None
+        self._index, self._tombstone = None, UNSET
         for file in (held.file if held is not None else None, pending):
             if file is not None:
                 with suppress(OSError):
                     file.close()
-
-
-def _first_result(first: Record, draft: Draft) -> AppendResult:
-    return AppendResult(first.event_id, first.seq, first.persisted_at, True, False, not draft.same_content(first.body))

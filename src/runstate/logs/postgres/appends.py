@@ -10,22 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 from psycopg.errors import RestrictViolation
+from psycopg.rows import TupleRow
 
-from runstate.errors import LogFailed, ModelMismatch, RunstateError, SequenceConflict
-from runstate.logs.log import AppendResult, Record, check_expected
+from runstate.errors import RunstateError
+from runstate.logs.log import AppendResult
+from runstate.logs.planning import First, StreamPlan
 from runstate.logs.postgres.arrays import Blobs, Numbers, Texts
 from runstate.logs.postgres.connections import Connection
+from runstate.logs.postgres.deletion import put_tombstone
 from runstate.logs.stored_rows import checksum
-from runstate.logs.stream_models import check_model, shared_model
+from runstate.logs.tombstones import Tombstone
 from runstate.models.model import Draft
 
 # Each statement must see what was committed while the one before it waited, whatever the server's default is.
 begin = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 # Not FOR UPDATE: that would also wait for those who only need the stream to exist, as a snapshot does.
-lock_heads = "SELECT stream, id, last_seq, model FROM streams WHERE stream = ANY(%s) FOR NO KEY UPDATE"
+lock_heads = """
+SELECT s.stream, s.id, s.last_seq, s.tenant, s.model, t.stream, t.last_seq, t.digest, t.archive, t.deleted_at
+FROM streams s LEFT JOIN tombstones t ON t.stream = s.stream WHERE s.stream = ANY(%s) FOR NO KEY UPDATE OF s
+"""
 # Whoever holds many heads and waited for one more could wait for ever, and would hold up all of them.
 lock_free_heads = f"{lock_heads} SKIP LOCKED"
 # At least a row for each stream that is there. With the server's clock, read while the heads are locked: one clock for
@@ -58,9 +63,9 @@ ORDER BY fresh.head, fresh.seq
 _move_heads = f"""
 WITH head AS (
     UPDATE streams SET last_seq = moved.last_seq, events = streams.events + moved.events,
-        last_persisted_at = moved.persisted_at, transaction = pg_current_xact_id(), model = moved.model
-    FROM unnest(%(ids)s, %(befores)s, %(lasts)s, %(counts)s, %(ends)s, %(models)s)
-        AS moved (id, before, last_seq, events, persisted_at, model)
+        last_persisted_at = moved.persisted_at, transaction = pg_current_xact_id()
+    FROM unnest(%(ids)s, %(befores)s, %(lasts)s, %(counts)s, %(ends)s)
+        AS moved (id, before, last_seq, events, persisted_at)
     WHERE streams.id = moved.id AND streams.last_seq = moved.before AND transaction < pg_current_xact_id()
     RETURNING streams.id, stream
 ), written AS ({_insert_events.format(head="id")})
@@ -88,12 +93,7 @@ class Append:
     __slots__ = ("drafts", "error", "expected_seq", "model", "results", "stream")
 
     def __init__(self, stream: str, drafts: Sequence[Draft], expected_seq: int | None) -> None:
-        """
-        Raises:
-            ModelMismatch: the drafts are of several models.
-        """
         self.stream, self.drafts, self.expected_seq = stream, drafts, expected_seq
-        self.model = shared_model(stream, drafts)
         self.results: list[AppendResult] | None = None
         self.error: RunstateError | None = None
 
@@ -109,65 +109,30 @@ class Append:
             self.results = answer
 
 
-class First(NamedTuple):
-    """The event that a key stands for."""
-
-    event_id: str
-    seq: int
-    persisted_at: str
-    body: bytes
-
-
-class Head:
+class Head(StreamPlan):
     """A stream while its head is locked, and what is to be written to it; `id` is None where there is none to lock."""
 
-    __slots__ = ("before_seq", "firsts", "id", "last_body", "last_seq", "model", "records", "stream")
+    __slots__ = ("before_seq", "firsts", "id")
 
-    def __init__(self, stream: str, stream_id: int | None = None, last_seq: int = 0, model: str = "") -> None:
-        self.stream, self.id, self.model = stream, stream_id, model
-        self.before_seq = self.last_seq = last_seq
+    def __init__(
+        self,
+        stream: str,
+        stream_id: int | None = None,
+        last_seq: int = 0,
+        tenant: str = "",
+        model: str = "",
+        tombstone: Tombstone | None = None,
+    ) -> None:
         self.firsts: dict[str, First] = {}
         """Of the keys that were asked for, those that are known."""
-        self.last_body: bytes | None = None
-        self.records: list[Record] = []
+        super().__init__(stream, last_seq, tenant, model, find=self.firsts.get, tombstone=tombstone)
+        self.id, self.before_seq = stream_id, last_seq
 
-    def add(self, append: Append, persisted_at: str) -> list[AppendResult]:
-        """Plan an append after those planned before it, all of it or nothing.
 
-        Raises:
-            ModelMismatch: the stream records another model.
-            SequenceConflict: there is something new, and the stream is not at `expected_seq`.
-            LogFailed: a draft cannot be rendered.
-        """
-        model = check_model(self.stream, self.model, append.model)
-        new: dict[str, First] = {}
-        records: list[Record] = []
-        results: list[AppendResult] = []
-        seq, previous = self.last_seq, self.last_body
-        for d in append.drafts:
-            first = self.firsts.get(d.key) or new.get(d.key)
-            if first is not None:
-                same = d.same_content(first.body)
-                results.append(AppendResult(first.event_id, first.seq, first.persisted_at, True, False, not same))
-                continue
-            if not records:
-                check_expected(self.stream, seq, append.expected_seq)
-            seq += 1
-            try:
-                body = previous = d.render(seq, persisted_at, previous)
-            except (TypeError, ValueError) as error:
-                raise LogFailed(f"It cannot be written: {error!r}") from error
-            new[d.key] = First(d.event_id, seq, persisted_at, body)
-            records.append(
-                Record(self.stream, seq, d.event_id, d.type, d.key, d.tenant, d.emitted_at, persisted_at, body)
-            )
-            results.append(AppendResult(d.event_id, seq, persisted_at))
-        self.last_seq, self.last_body = seq, previous
-        if records:
-            self.model = model
-        self.firsts.update(new)
-        self.records += records
-        return results
+def read_head(row: TupleRow) -> Head:
+    """A head out of a row of `lock_heads`."""
+    stream, stream_id, last_seq, tenant, model, *deleted = row
+    return Head(stream, stream_id, last_seq, tenant, model, Tombstone(*deleted) if deleted[0] else None)
 
 
 def plan(connection: Connection, appends: Sequence[Append], *, wait: bool) -> tuple[list[Head], dict[Append, Answer]]:
@@ -190,7 +155,7 @@ def plan(connection: Connection, appends: Sequence[Append], *, wait: bool) -> tu
         known = connection.execute(_known, (names, Numbers(firsts), Numbers(lasts), keys), binary=True)
         if any(draft.chained for append in appends for draft in append.drafts):
             last = connection.execute(_last_bodies, (names,), binary=True)
-    heads = {stream: Head(stream, *row) for stream, *row in locked}
+    heads = {head.stream: head for head in map(read_head, locked)}
     # One that was made after the heads were looked for is not ours to write to: its maker may still be at work.
     busy = set()
     rows = known.fetchall()
@@ -202,36 +167,40 @@ def plan(connection: Connection, appends: Sequence[Append], *, wait: bool) -> tu
             heads[stream].firsts[key] = First(*first)
     for stream, body in last or ():
         if stream in heads:
-            heads[stream].last_body = body
+            heads[stream].previous = body
     answers: dict[Append, Answer] = {}
     for append in appends:
         if append.stream in busy:
             continue
         head = heads.setdefault(append.stream, Head(append.stream))
         try:
-            answers[append] = head.add(append, persisted_at)
-        except (ModelMismatch, SequenceConflict, LogFailed) as error:
+            answers[append] = head.add(append.drafts, append.expected_seq, persisted_at)
+        except RunstateError as error:
             answers[append] = error
     return list(heads.values()), answers
 
 
-def commit(connection: Connection, heads: Iterable[Head]) -> set[str]:
+def commit(connection: Connection, heads: Iterable[Head], tombstone: Tombstone | None = None) -> set[str]:
     """Move or make the heads, write their records and commit, in one round trip. The streams that were written.
+
+    With a tombstone, put that back beside the head, which could not be made while it was there.
 
     One that is not among them was made by another writer meanwhile, or has a later transaction: begin again with it. Or
     it has a tombstone. If that was committed while the new head waited for it, nothing is written, of no stream.
     """
-    moved = [head for head in heads if head.id is not None and head.records]
-    made = [head for head in heads if head.id is None and head.records]
+    moved = [head for head in heads if head.id is not None and head.new]
+    made = [head for head in heads if head.id is None and head.new]
     try:
         with connection.pipeline():
             written = []
             if moved:
-                ids = Numbers([head.id or 0 for head in moved for _ in head.records])
+                ids = Numbers([head.id or 0 for head in moved for _ in head.new])
                 written.append(connection.execute(_move_heads, _values(moved) | {"of": ids}))
             if made:
-                names = Texts([head.stream for head in made for _ in head.records])
+                names = Texts([head.stream for head in made for _ in head.new])
                 written.append(connection.execute(_make_heads, _values(made) | {"of": names}))
+            if tombstone is not None:
+                put_tombstone(connection, made[0].tenant, tombstone)
             # Sent along without waiting: if a statement before it fails, the server skips this one.
             connection.execute("COMMIT")
     except RestrictViolation:  # By the trigger that refuses new heads of deleted streams.
@@ -241,16 +210,17 @@ def commit(connection: Connection, heads: Iterable[Head]) -> set[str]:
 
 
 def _values(heads: Sequence[Head]) -> dict[str, object]:
-    records = [record for head in heads for record in head.records]
+    records = [record for head in heads for record in head.new.values()]
+    firsts = [next(iter(head.new.values())) for head in heads]
     return {
         "ids": Numbers([head.id or 0 for head in heads]),
         "streams": Texts([head.stream for head in heads]),
-        "firsts": Texts([head.records[0].tenant for head in heads]),
+        "firsts": Texts([first.tenant for first in firsts]),
         "befores": Numbers([head.before_seq for head in heads]),
-        "lasts": Numbers([head.records[-1].seq for head in heads]),
-        "counts": Numbers([len(head.records) for head in heads]),
-        "starts": Texts([head.records[0].persisted_at for head in heads]),
-        "ends": Texts([head.records[-1].persisted_at for head in heads]),
+        "lasts": Numbers([head.last_seq for head in heads]),
+        "counts": Numbers([len(head.new) for head in heads]),
+        "starts": Texts([first.persisted_at for first in firsts]),
+        "ends": Texts([next(reversed(head.new.values())).persisted_at for head in heads]),
         "models": Texts([head.model for head in heads]),
         "seqs": Numbers([r.seq for r in records]),
         "event_ids": Texts([r.event_id for r in records]),

@@ -1,6 +1,7 @@
 """Deleting a whole stream, and the tombstone that is left of it: both in one transaction.
 
-A stream never has a head and a tombstone at once. A trigger refuses the head, so that no writer can get past this.
+No head is made while there is a tombstone: a trigger refuses it, so that no writer can get past this. A head and a
+tombstone at once are a stream that is being restored.
 """
 
 from __future__ import annotations
@@ -45,5 +46,10 @@ def delete_rows(connection: Connection, stream: str, expected_seq: int | None, t
     # The head first: the database lets events go only after it.
     for table, column in (("streams", "id"), ("snapshots", "stream_id"), ("events", "stream_id")):
         connection.execute(f"DELETE FROM {table} WHERE {column} = %s", (stream_id,))
+    connection.execute(drop_tombstone, (stream,))
     if tombstone is not None:
-        connection.execute(_put_tombstone, (tenant, *msgspec.structs.astuple(tombstone)))
+        put_tombstone(connection, tenant, tombstone)
+
+
+def put_tombstone(connection: Connection, tenant: str, tombstone: Tombstone) -> None:
+    connection.execute(_put_tombstone, (tenant, *msgspec.structs.astuple(tombstone)))

@@ -13,14 +13,13 @@ from contextlib import suppress
 from runstate.errors import AppendOutcomeUnknown, LogBusy, LogFailed, RunstateError, StreamDeleted
 from runstate.logs.adoption import key_taken, new_records
 from runstate.logs.log import Record
-from runstate.logs.postgres.appends import Append, begin, commit, lock_heads, plan
-from runstate.logs.postgres.appends import Head as LockedHead
+from runstate.logs.postgres.appends import Append, Head, begin, commit, lock_heads, plan, read_head
 from runstate.logs.postgres.arrays import Numbers, Texts
 from runstate.logs.postgres.connections import Connection, ConnectionLost, Connections
 from runstate.logs.postgres.deletion import drop_tombstone, find_tombstones, select_tombstones
 from runstate.logs.postgres.groups import Groups
-from runstate.logs.stream_models import check_model
-from runstate.logs.tombstones import check_not_deleted
+from runstate.logs.stream_models import model_after
+from runstate.logs.tombstones import Tombstone, check_not_deleted, if_counting
 
 shared_drafts_max = 32
 """Drafts of an append that shares its transaction. The work of a larger one is better done beside the others'."""
@@ -80,14 +79,14 @@ class Writer:
         try:
             with self._connections.one() as connection:
                 heads, answers = plan(connection, appends, wait=wait)
-                unwritten = {head.stream for head in heads if head.records}
+                unwritten = {head.stream for head in heads if head.new}
                 if unwritten:
                     sent = list(answers)
                     unwritten -= commit(connection, heads)
                     self._committed()
                 # Streams that are not there, and that were not begun now: they may have been deleted.
                 missing = {
-                    head.stream for head in heads if head.id is None and (head.stream in unwritten or not head.records)
+                    head.stream for head in heads if head.id is None and (head.stream in unwritten or not head.new)
                 }
                 undecided = unwritten | missing
                 for append, answer in answers.items():
@@ -110,7 +109,7 @@ class Writer:
             if append.stream not in missing:
                 continue
             try:
-                check_not_deleted(tombstones.get(append.stream), append.drafts)
+                check_not_deleted(tombstones.get(append.stream), 0, append.drafts)
             except StreamDeleted as error:
                 append.settle(error)
             else:
@@ -122,13 +121,16 @@ class Writer:
         sent = False
         try:
             with self._connections.one() as connection:
-                head = _planned(connection, stream, records, model)
-                if head.records:
+                head = _plan_adoption(connection, stream, records, model)
+                if head.new:
+                    tombstone = if_counting(head.tombstone, head.last_seq)
+                    if head.tombstone is not None and (head.id is None or tombstone is None):
+                        connection.execute(drop_tombstone, (stream,))
                     sent = True
-                    if not commit(connection, [head]):
+                    if not commit(connection, [head], tombstone if head.id is None else None):
                         return []
                     self._committed()
-                return [len(head.records)]
+                return [len(head.new)]
         except ConnectionLost as lost:
             if sent:
                 raise AppendOutcomeUnknown(
@@ -143,7 +145,7 @@ def _leave_unknown(appends: list[Append], why: str) -> None:
         append.settle(AppendOutcomeUnknown(f"{why}; send the same keys again"))
 
 
-def _planned(connection: Connection, stream: str, records: Sequence[Record], model: str) -> LockedHead:
+def _plan_adoption(connection: Connection, stream: str, records: Sequence[Record], model: str) -> Head:
     """The stream's head, locked, with those of the records that are to be written to it."""
     with connection.pipeline():
         connection.execute(begin)
@@ -151,14 +153,17 @@ def _planned(connection: Connection, stream: str, records: Sequence[Record], mod
         values = (stream, Numbers([r.seq for r in records]), Texts([r.key for r in records]))
         found = connection.execute(_held, values, binary=True)
         tombstones = connection.execute(select_tombstones, (Texts([stream]),))
-    head = LockedHead(*(locked.fetchone() or (stream,)))
-    head.model = check_model(stream, head.model, model)
+    row, deleted = locked.fetchone(), tombstones.fetchone()
+    head = Head(stream) if row is None else read_head(row)
+    head.tombstone = None if deleted is None else Tombstone(*deleted)
+    head.model = model_after(stream, head.model, model, head.last_seq)
     held = [Record(stream, *row) for row in found] if head.id is not None else []
-    head.records = new_records(stream, records, head.last_seq, held)
+    new = new_records(stream, records, head.last_seq, held)
     keys = {record.key for record in held}
-    for record in head.records:
+    for record in new:
         if record.key in keys:
             raise key_taken(record, head.last_seq)
-    if tombstones.fetchone() is not None:
-        connection.execute(drop_tombstone, (stream,))
+    head.new = {record.key: record for record in new}
+    if new:
+        head.last_seq, head.tenant = new[-1].seq, head.tenant if head.id is not None else new[0].tenant
     return head

@@ -45,7 +45,7 @@ from runstate.logs.segments.recovery import cut_back, settle
 from runstate.logs.segments.session import Session
 from runstate.logs.segments.snapshots import Kept, read_snapshot, write_snapshot
 from runstate.logs.segments.verify import examine, verify_session
-from runstate.logs.tombstone_files import check_deletable, find_tombstone, replace_tombstone, verify_tombstones
+from runstate.logs.tombstone_files import check_deletable, counting_tombstone, replace_tombstone, verify_tombstones
 from runstate.models.model import Draft, check_file_stream
 
 sessions_max = 128
@@ -217,9 +217,9 @@ class SegmentsLog(Handle):
                 remove_directory(self._disk, session.files.home, session.files.lock)
 
     def tombstone(self, stream: str) -> Tombstone | None:
-        session = self._known(stream)
+        info = self.stream(stream)
         with translated():
-            return None if session.is_there() else find_tombstone(self._disk, self.root, stream)
+            return counting_tombstone(self._disk, self.root, stream, info)
 
     def files_beside(self, stream: str) -> list[str]:
         check_file_stream(stream)

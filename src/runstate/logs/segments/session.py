@@ -9,15 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from threading import Lock
 
-import msgspec
-
-from runstate.errors import AppendOutcomeUnknown, LogBusy, LogFailed, RunstateError, Unsupported
+from runstate.errors import AppendOutcomeUnknown, LogBusy, RunstateError, Unsupported
 from runstate.logs.adoption import key_taken, new_records
 from runstate.logs.directories import lock_in, translate
 from runstate.logs.disk import Disk, LockBusy, replace_durably
-from runstate.logs.log import AppendResult, BlobRef, Finding, Record, blob_refs, check_expected, now
+from runstate.logs.log import AppendResult, BlobRef, Finding, Record, blob_refs, now
+from runstate.logs.planning import StreamPlan
 from runstate.logs.segments.collection import Holds
 from runstate.logs.segments.compaction import Limits, rows_to_merge
 from runstate.logs.segments.damage import damaged
@@ -26,9 +26,8 @@ from runstate.logs.segments.lines import adopted_line, model_of, write_line
 from runstate.logs.segments.manifest import Manifest, Pin, Segment
 from runstate.logs.segments.reading import Reader, Recent
 from runstate.logs.segments.recovery import settle
-from runstate.logs.stream_models import check_model, shared_model
-from runstate.logs.tombstone_files import find_tombstone
-from runstate.logs.tombstones import check_not_deleted
+from runstate.logs.stream_models import model_after
+from runstate.logs.tombstone_files import drop_if_restored, find_tombstone
 from runstate.models.canonical import digest
 from runstate.models.model import Draft
 
@@ -38,7 +37,7 @@ segments_spare = 64
 
 
 class Keys:
-    """What a writer must know of its session: every key, the last line, and the model."""
+    """What a writer must know of its session: every key, the last line, the tenant and the model."""
 
     def __init__(self, origin: Manifest) -> None:
         self.origin = origin
@@ -46,7 +45,7 @@ class Keys:
         self.events = 0
         """How many events it knows."""
         self.previous: bytes | None = None
-        self.model = ""
+        self.tenant = self.model = ""
 
 
 class Session:
@@ -78,33 +77,22 @@ class Session:
                 was written.
             AppendOutcomeUnknown: it may have been.
         """
-        model = shared_model(self.files.stream, drafts)
         with self.locked():
             keys = self.load()
-            check_model(self.files.stream, keys.model, model)
-            if not keys.events:
-                tombstone = find_tombstone(self._disk, self.files.root, self.files.stream)
-                check_not_deleted(tombstone, drafts)
-            results: list[AppendResult] = []
+            tombstone = find_tombstone(self._disk, self.files.root, self.files.stream)
+            find = partial(self._stored, keys)
+            head = (self.files.stream, keys.events, keys.tenant, keys.model)
+            plan = StreamPlan(*head, find=find, previous=keys.previous, tombstone=tombstone)
             lines: list[bytes] = []
-            fresh: dict[str, Record] = {}
-            previous, persisted_at = keys.previous, now()
-            for draft in drafts:
-                first = fresh.get(draft.key) or self._stored(keys, draft.key)
-                if first is not None:
-                    results.append(_first_result(first, draft))
-                    continue
-                seq = keys.events + len(lines) + 1
-                try:
-                    line, record = write_line(self.files.stream, seq, persisted_at, draft, previous)
-                except (ValueError, TypeError, msgspec.MsgspecError) as error:
-                    raise LogFailed(f"It cannot be written: {error!r}") from error
+
+            def render(stream: str, seq: int, persisted_at: str, draft: Draft, previous: bytes | None) -> Record:
+                line, record = write_line(stream, seq, persisted_at, draft, previous)
                 lines.append(line)
-                fresh[draft.key], previous = record, record.body
-                results.append(AppendResult(draft.event_id, seq, persisted_at))
+                return record
+
+            results = plan.add(drafts, expected_seq, now(), render)
             if lines:
-                check_expected(self.files.stream, keys.events, expected_seq)
-                self._commit(keys, lines, list(fresh.values()))
+                self._commit(keys, lines, list(plan.new.values()))
             return results
 
     def adopt(self, records: Sequence[Record], model: str) -> int:
@@ -116,7 +104,7 @@ class Session:
         """
         with self.locked():
             keys = self.load()
-            model = check_model(self.files.stream, keys.model, model)
+            model = model_after(self.files.stream, keys.model, model, keys.events)
             stored = (self.reader.record(record.seq) for record in records if record.seq <= keys.events)
             new = new_records(self.files.stream, records, keys.events, stored)
             for number, record in enumerate(new, keys.events + 1):
@@ -131,6 +119,7 @@ class Session:
                     )
             if new:
                 self._commit(keys, [adopted_line(record, model) for record in new], new)
+                drop_if_restored(self._disk, self.files.root, self.files.stream, keys.events)
             return len(new)
 
     def seq_of(self, key: str) -> int | None:
@@ -173,7 +162,8 @@ class Session:
             raise damaged(self.files.stream, view.damage)
         keys = self._keys if self._keys.origin is view.origin else Keys(view.origin)
         for record in self.reader.records(keys.events):
-            keys.model = keys.model if keys.events else self.reader.recorded_model()
+            if not keys.events:
+                keys.tenant, keys.model = record.tenant, self.reader.recorded_model()
             keys.seqs.setdefault(record.key, record.seq)
             keys.events, keys.previous = record.seq, record.body
         self._keys = keys
@@ -205,7 +195,8 @@ class Session:
         except BaseException:
             self.forget()
             raise
-        keys.model = keys.model if keys.events else model_of(lines[0])
+        if not keys.events:
+            keys.tenant, keys.model = records[0].tenant, model_of(lines[0])
         for record in records:
             keys.seqs[record.key] = record.seq
         keys.events, keys.previous = records[-1].seq, records[-1].body
@@ -358,7 +349,3 @@ class Session:
     def _stored(self, keys: Keys, key: str) -> Record | None:
         seq = keys.seqs.get(key)
         return None if seq is None else self.reader.record(seq)
-
-
-def _first_result(first: Record, draft: Draft) -> AppendResult:
-    return AppendResult(first.event_id, first.seq, first.persisted_at, True, False, not draft.same_content(first.body))

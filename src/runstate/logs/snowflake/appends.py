@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 import msgspec
 
 from runstate.errors import EventTooLarge, InvalidEvent, LogDamaged, LogFailed, RunstateError
 from runstate.logs.adoption import key_taken, new_records
-from runstate.logs.log import AppendResult, Record, check_expected
+from runstate.logs.log import AppendResult, Record
+from runstate.logs.planning import First, StreamPlan, render_record
 from runstate.logs.snowflake.connections import Session
-from runstate.logs.stream_models import check_model, shared_model
-from runstate.logs.tombstones import Tombstone, check_not_deleted
+from runstate.logs.stream_models import model_after
+from runstate.logs.tombstones import Tombstone, if_counting
 from runstate.models.model import Draft
 
 body_bytes_max = 8 * 1024 * 1024
@@ -36,7 +37,7 @@ chained AS (SELECT value::VARCHAR AS stream FROM {_rows})
 SELECT 'gate' AS kind, '' AS stream, last_position AS seq, 0 AS events, '' AS key, '' AS event_id,
     TO_CHAR(SYSDATE(), 'YYYY-MM-DD HH24:MI:SS.FF3') AS persisted_at, CAST(NULL AS BINARY) AS body FROM runstate_log
 UNION ALL
-SELECT 'head', stream, last_seq, events, model, '', '', CAST(NULL AS BINARY)
+SELECT 'head', stream, last_seq, events, model, tenant, '', CAST(NULL AS BINARY)
 FROM streams WHERE stream IN (SELECT stream FROM wanted)
 UNION ALL
 SELECT 'event', e.stream, e.seq, 0, e.key, e.event_id, e.persisted_at, e.body
@@ -71,7 +72,7 @@ _heads = f"""(
     FROM {_rows}
 ) n"""
 _move_heads = f"""
-UPDATE streams SET last_seq = n.last_seq, events = n.events, last_persisted_at = n.last_persisted_at, model = n.model
+UPDATE streams SET last_seq = n.last_seq, events = n.events, last_persisted_at = n.last_persisted_at
 FROM {_heads} WHERE streams.stream = n.stream
 """
 _new_heads = f"""
@@ -82,40 +83,26 @@ drop_tombstone = "DELETE FROM tombstones WHERE stream = ?"
 _held = f"SELECT {record_columns} FROM events WHERE stream = ? AND seq BETWEEN ? AND ?"
 
 
-class First(NamedTuple):
-    """The event that a key stands for."""
-
-    event_id: str
-    seq: int
-    persisted_at: str
-    body: bytes
-
-
-class Stream:
+class Stream(StreamPlan):
     """Where a stream stands, with what this transaction adds to it."""
 
-    def __init__(self, last_seq: int, events: int, model: str) -> None:
-        self.is_new = events == 0
-        self.last_seq, self.events, self.model = last_seq, events, model
-        self.last_body: bytes | None = None
-        self.tombstone: Tombstone | None = None
+    __slots__ = ("events", "firsts")
+
+    def __init__(self, stream: str, last_seq: int = 0, tenant: str = "", model: str = "", events: int = 0) -> None:
         self.firsts: dict[str, First] = {}
         """Of the keys that were asked for, those that are known."""
-        self.added: list[Record] = []
+        super().__init__(stream, last_seq, tenant, model, find=self.firsts.get)
+        self.events = events
+        """As they were before; 0: the stream is new."""
 
 
 class Append:
     """One caller's append: what it asks for, and what came of it."""
 
-    __slots__ = ("drafts", "error", "expected_seq", "is_done", "model", "result", "stream")
+    __slots__ = ("drafts", "error", "expected_seq", "is_done", "result", "stream")
 
     def __init__(self, stream: str, drafts: Sequence[Draft], expected_seq: int | None) -> None:
-        """
-        Raises:
-            ModelMismatch: the drafts are of several models.
-        """
         self.stream, self.drafts, self.expected_seq = stream, drafts, expected_seq
-        self.model = shared_model(stream, drafts)
         self.result: list[AppendResult] = []
         self.error: RunstateError | None = None
         self.is_done = False
@@ -136,7 +123,8 @@ def append_group(session: Session, appends: Sequence[Append]) -> None:
     for append in appends:
         append.error = None
         try:
-            _plan(streams[append.stream], append, persisted_at)
+            stream = streams[append.stream]
+            append.result = stream.add(append.drafts, append.expected_seq, persisted_at, _render_checked)
         except RunstateError as error:
             append.error = error
     _write_streams(session, streams, last_position - len(wanted))
@@ -152,16 +140,16 @@ def adopt_records(session: Session, stream: str, records: Sequence[Record], mode
     """
     streams, last_position, _ = _look_up(session, [(stream, record.key) for record in records], set())
     at = streams[stream]
-    at.model = check_model(stream, at.model, model)
+    at.model = model_after(stream, at.model, model, at.last_seq)
     held = session.rows(_held, stream, records[0].seq, min(records[-1].seq, at.last_seq)) if at.last_seq else []
     new = new_records(stream, records, at.last_seq, (Record(stream, *row) for row in held))
     for record in new:
         if record.key in at.firsts:
             raise key_taken(record, at.last_seq)
         _check(record)
-    at.added = new
+    at.new = {record.key: record for record in new}
     _write_streams(session, streams, last_position - len(records))
-    if at.tombstone is not None:
+    if new and at.tombstone is not None and if_counting(at.tombstone, new[-1].seq) is None:
         session.change(drop_tombstone, stream)
     return len(new)
 
@@ -173,60 +161,27 @@ def _look_up(
     streams: dict[str, Stream] = {}
     last_position, time = 0, ""
     found = session.rows(_look, _json(wanted), _json(sorted(chained)))
-    for kind, stream, seq, events, model, *_ in found:
+    for kind, stream, seq, events, model, tenant, *_ in found:
         if kind == "head":
-            streams[stream] = Stream(seq, events, model)
+            streams[stream] = Stream(stream, seq, tenant, model, events)
     for stream, _ in wanted:
-        streams.setdefault(stream, Stream(0, 0, ""))
+        streams.setdefault(stream, Stream(stream))
     for kind, stream, seq, _, key, event_id, persisted_at, body in found:
         if kind == "gate":
             last_position, time = seq, f"{persisted_at.replace(' ', 'T')}Z"
         elif kind == "event":
             streams[stream].firsts[key] = First(event_id, seq, persisted_at, body)
         elif kind == "last":
-            streams[stream].last_body = body
+            streams[stream].previous = body
         elif kind == "tombstone":
             streams[stream].tombstone = Tombstone(stream, seq, key, event_id, persisted_at)
     return streams, last_position, time
 
 
-def _plan(at: Stream, append: Append, persisted_at: str) -> None:
-    """What is new among the drafts, where it goes, and what the caller is told. A refusal leaves the stream as it was.
-
-    Raises:
-        ModelMismatch: the stream records another model.
-        StreamDeleted: the stream has a tombstone.
-        SequenceConflict: there is something new, and the stream is not at `expected_seq`.
-        LogFailed, InvalidEvent, EventTooLarge: a draft cannot be rendered, or cannot be kept.
-    """
-    model = check_model(append.stream, at.model, append.model)
-    if at.is_new:
-        check_not_deleted(at.tombstone, append.drafts)
-    results: list[AppendResult] = []
-    new: dict[str, Record] = {}
-    previous = at.added[-1].body if at.added else at.last_body
-    for draft in append.drafts:
-        first = new.get(draft.key) or at.firsts.get(draft.key)
-        if first is not None:
-            same = draft.same_content(first.body)
-            results.append(AppendResult(first.event_id, first.seq, first.persisted_at, True, False, not same))
-            continue
-        if not new:
-            check_expected(append.stream, at.last_seq + len(at.added), append.expected_seq)
-        seq = at.last_seq + len(at.added) + len(new) + 1
-        try:
-            body = previous = draft.render(seq, persisted_at, previous)
-        except (TypeError, ValueError) as error:
-            raise LogFailed(f"It cannot be written: {error!r}") from error
-        envelope = (draft.event_id, draft.type, draft.key, draft.tenant, draft.emitted_at, persisted_at)
-        new[draft.key] = record = Record(append.stream, seq, *envelope, body)
-        _check(record)
-        results.append(AppendResult(draft.event_id, seq, persisted_at))
-    at.added += new.values()
-    if new:
-        at.model = model
-    at.firsts |= {key: First(record.event_id, record.seq, persisted_at, record.body) for key, record in new.items()}
-    append.result = results
+def _render_checked(stream: str, seq: int, persisted_at: str, draft: Draft, previous: bytes | None) -> Record:
+    record = render_record(stream, seq, persisted_at, draft, previous)
+    _check(record)
+    return record
 
 
 def _check(record: Record) -> None:
@@ -249,12 +204,13 @@ def _write_streams(session: Session, streams: dict[str, Stream], position: int) 
     heads: dict[bool, list[tuple[Any, ...]]] = {True: [], False: []}
     rows: list[tuple[int, Record]] = []
     for name, at in streams.items():
-        if not at.added:
+        if not (new := list(at.new.values())):
             continue
-        first, last, events = at.added[0], at.added[-1], at.events + len(at.added)
+        first, last, events = new[0], new[-1], at.events + len(new)
         times = (first.persisted_at, last.persisted_at)
-        heads[at.is_new].append((name, first.tenant, last.seq, events, position + len(rows) + 1, *times, at.model))
-        rows += enumerate(at.added, position + len(rows) + 1)
+        is_new = at.events == 0
+        heads[is_new].append((name, first.tenant, last.seq, events, position + len(rows) + 1, *times, at.model))
+        rows += enumerate(new, position + len(rows) + 1)
     written = sum(session.change(_write, part) for part in _parts(rows))
     if heads[True]:
         written += session.change(_new_heads, _json(heads[True]))

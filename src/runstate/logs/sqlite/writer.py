@@ -188,7 +188,7 @@ class Writer:
             except KnownKey:
                 self._roll_back(connection)
                 self._begin(connection)
-                append_checked(connection, self._heads, appends, now())
+                append_checked(connection, appends, now())
         for job in group:
             if job.work is not None:
                 try:

@@ -10,9 +10,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from time import monotonic
 
+from msgspec import UNSET, UnsetType
+
 from runstate.errors import LogFailed, RunstateError
 from runstate.logs.log import AppendResult, Record, check_expected, now
-from runstate.logs.stream_models import check_model, shared_model
+from runstate.logs.planning import check_tenant, first_result
+from runstate.logs.stream_models import model_after, shared_model
 from runstate.logs.tombstones import Tombstone, check_not_deleted
 from runstate.logs.wal.entries import Entry, Envelope, check_body, read_entry, seq_of, write_entry
 from runstate.logs.wal.recovery import Held
@@ -33,6 +36,9 @@ class Buffer:
         self._seq = self._tail = 0
         self._previous: bytes | None = None
         self._model = ""
+        self._tenant: str | None = None
+        """None: no event tells it."""
+        self._deleted: Tombstone | UnsetType | None = UNSET
 
     @property
     def is_empty(self) -> bool:
@@ -41,20 +47,25 @@ class Buffer:
     def rewind(self, held: Held) -> None:
         """Go on from what is durable."""
         self._seq, self._tail, self._previous, self._model = held.last_seq, held.tail_seq, held.previous, held.model
+        self._tenant = held.tenant if held.events else None
+        self._deleted = UNSET
 
     def add(self, held: Held, drafts: Sequence[Draft], expected_seq: int | None) -> Ticket:
         """Give new events their places.
 
         Raises:
-            ModelMismatch, StreamDeleted, SequenceConflict, LogDamaged, LogFailed, OSError: nothing was buffered.
+            ModelMismatch, StreamDeleted, TenantMismatch, SequenceConflict, LogDamaged, LogFailed, OSError: nothing was
+                buffered.
         """
         if len(drafts) == 1 and expected_seq is None and self.filling.lines:
             ticket = self._add_one(held, drafts[0])
             if ticket is not None:
                 return ticket
-        model = check_model(self._stream, self._model, shared_model(self._stream, drafts))
-        if not self._seq:
-            check_not_deleted(self._tombstone(), drafts)
+        model = model_after(self._stream, self._model, shared_model(self._stream, drafts), self._seq)
+        if self._deleted is UNSET:  # While this process holds the lock, nobody else changes it.
+            self._deleted = self._tombstone()
+        check_not_deleted(self._deleted, self._seq, drafts)
+        tenant = drafts[0].tenant if self._tenant is None and drafts else self._tenant or ""
         batch, seq, previous, after = self.filling, self._seq, self._previous, self._tail
         keys, removed = held.keys, held.old_keys
         new: list[Entry] = []
@@ -68,6 +79,10 @@ class Buffer:
                 if key in removed or keys.setdefault(key, seq + 1) <= seq:
                     results.append(self._first_result(held, new, draft))
                     continue
+                # Between the last entry and the last seq given out there is nothing that a caller could not know.
+                if not new and (expected_seq is None or not self._tail <= expected_seq <= self._seq):
+                    check_expected(self._stream, self._seq, expected_seq)
+                check_tenant(self._stream, tenant, draft)
                 seq += 1
                 body = draft.render(seq, persisted_at, previous)
                 check_body(body)
@@ -78,9 +93,6 @@ class Buffer:
                 new.append(Entry(seq, envelope, body))
                 results.append(AppendResult(event_id, seq, persisted_at))
                 previous, after, is_first = body, seq, False
-            # Between the last entry and the last seq that was given out there is nothing that a caller could not know.
-            if new and (expected_seq is None or not self._tail <= expected_seq <= self._seq):
-                check_expected(self._stream, self._seq, expected_seq)
             lines = [write_entry(seq, body, envelope)] if len(new) == 1 else _written(new)
         except BaseException as error:
             for draft in drafts:
@@ -98,6 +110,7 @@ class Buffer:
         batch.lines += lines
         batch.last = new[-1]
         batch.model = self._model = model
+        self._tenant = tenant
         self._seq = self._tail = seq
         self._previous = previous
         return Ticket(self._settler, batch.outcome, results)
@@ -106,7 +119,9 @@ class Buffer:
         """`add` for what it is nearly always asked for: one new event, behind others of its flush. None: it is not."""
         batch, keys, seq, key, event_id = self.filling, held.keys, self._seq + 1, draft.key, draft.event_id
         try:
-            if draft.model != self._model or key in held.old_keys or keys.setdefault(key, seq) < seq:
+            if draft.model != self._model or draft.tenant != self._tenant:
+                return None
+            if key in held.old_keys or keys.setdefault(key, seq) < seq:
                 return None
             persisted_at = batch.persisted_at
             body = draft.render(seq, persisted_at, self._previous)
@@ -161,6 +176,8 @@ class Buffer:
         batch.lines += lines
         batch.last = new[-1]
         batch.model = self._model = model
+        self._tenant = records[0].tenant if self._tenant is None else self._tenant
+        self._deleted = UNSET
         self._seq = self._tail = tail
         self._previous = new[-1].body
         return Ticket(self._settler, batch.outcome, [])
@@ -214,8 +231,7 @@ class Buffer:
         else:
             lines = [*self.flushing.lines, *self.filling.lines]
             first = self._entry(lines[bisect_left(lines, seq, key=seq_of)]).record(self._stream)
-        differs = not draft.same_content(first.body)
-        return AppendResult(first.event_id, first.seq, first.persisted_at, True, False, differs)
+        return first_result(draft, first)
 
     def _entry(self, line: bytes) -> Entry:
         return read_entry(self._stream, line[:-1], None)

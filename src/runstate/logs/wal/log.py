@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
-from itertools import chain, islice, takewhile
+from itertools import chain, islice
 from pathlib import PurePath
 
 from runstate.errors import SnapshotTooNew, StreamNotFound, Truncated
-from runstate.logs.adoption import check_records, key_taken, new_records
+from runstate.logs.adoption import check_records
 from runstate.logs.blobs import Blobs
 from runstate.logs.directories import files_beside, prepare_root, streams_among, translated
 from runstate.logs.disk import Disk, RealDisk
@@ -35,15 +35,22 @@ from runstate.logs.log import (
     refuse,
 )
 from runstate.logs.removed_directories import Sweeper, remove_directory
-from runstate.logs.stream_models import check_model
-from runstate.logs.tombstone_files import check_deletable, find_tombstone, replace_tombstone, verify_tombstones
+from runstate.logs.stream_models import model_after
+from runstate.logs.tombstone_files import (
+    check_deletable,
+    counting_tombstone,
+    drop_if_restored,
+    replace_tombstone,
+    verify_tombstones,
+)
+from runstate.logs.wal.adoption import records_to_adopt
 from runstate.logs.wal.compaction import checkpoint, is_newer
 from runstate.logs.wal.files import WAL, StreamFiles, own_files
 from runstate.logs.wal.ledger import read_ledger
 from runstate.logs.wal.options import WalOptions, checked
 from runstate.logs.wal.reader import WalReader
 from runstate.logs.wal.reading import View
-from runstate.logs.wal.recovery import Held, logger, set_aside
+from runstate.logs.wal.recovery import logger, set_aside
 from runstate.logs.wal.snapshots import (
     CorruptSnapshot,
     check_snapshot,
@@ -127,25 +134,14 @@ class WalLog(Handle):
             return 0
         with self._writers.leading(stream) as writer:
             with writer.quiet() as held:
-                model = check_model(stream, held.model, model)
-                new = self._new_records(writer, held, records)
+                model = model_after(stream, held.model, model, held.last_seq)
+                new = records_to_adopt(self._disk, writer.files, held, records)
                 ticket = writer.submit_records(new, model) if new else None
             if ticket is not None:
                 writer.write_out()
                 ticket.wait()
+                drop_if_restored(self._disk, self.root, stream, new[-1].seq)
             return len(new)
-
-    def _new_records(self, writer: Writer, held: Held, records: Sequence[Record]) -> list[Record]:
-        stored: list[Record] = []
-        if held.file is not None and records[0].seq <= held.last_seq:
-            with closing(self._disk.open(writer.files.wal, read_only=True)) as file, suppress(Truncated):
-                view = View(self._disk, writer.files, file, held.end)
-                stored = list(takewhile(lambda r: r.seq <= records[-1].seq, view.records(records[0].seq - 1)))
-        new = new_records(writer.files.stream, records, held.last_seq, stored)
-        for record in new:
-            if record.key in held.keys or record.key in held.old_keys:
-                raise key_taken(record, held.last_seq)
-        return new
 
     # --- reading -------------------------------------------------------------------------------------------
 
@@ -302,10 +298,9 @@ class WalLog(Handle):
                 writer.closed = True
 
     def tombstone(self, stream: str) -> Tombstone | None:
-        if self.stream(stream) is not None:
-            return None
+        info = self.stream(stream)
         with translated():
-            return find_tombstone(self._disk, self.root, stream)
+            return counting_tombstone(self._disk, self.root, stream, info)
 
     def files_beside(self, stream: str) -> list[str]:
         check_file_stream(stream)
