@@ -6,8 +6,7 @@ from the log; `get_snapshot` is the same state, from the stored snapshot and wha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Generic, Literal, Self, TypedDict, Unpack, overload
 
@@ -24,7 +23,7 @@ from runstate.errors import (
     StreamDeleted,
     Truncated,
 )
-from runstate.logs.append_checks import check_appendable
+from runstate.logs.append_checks import check_appendable, index_in_batch
 from runstate.logs.archived_streams import answer_from_archive, find_event, source_of, stream_not_found, tombstone_for
 from runstate.logs.log import AppendResult, EventLog, StoredSnapshot, StreamInfo, check_after
 from runstate.logs.pairing import model_for
@@ -160,12 +159,12 @@ class Store(Generic[W, E, S]):
             by_stream.setdefault(stream, []).append((index, draft))
         results: list[Any] = [None] * len(events)
         for stream, numbered in by_stream.items() if len(by_stream) > 1 else ():
-            with _index_in_batch(numbered):
+            with index_in_batch(numbered):
                 check_appendable(self.log, stream, drafts := [draft for _, draft in numbered])
                 if self._check_transitions:
                     self._refuse_impossible(stream, drafts)
         for stream, numbered in by_stream.items():
-            with _index_in_batch(numbered):
+            with index_in_batch(numbered):
                 appended = self._append(stream, [draft for _, draft in numbered], None)
             for (index, _), result in zip(numbered, appended, strict=True):
                 results[index] = result
@@ -389,13 +388,3 @@ class Store(Generic[W, E, S]):
         # Looking back raises no alerts: whoever folded these events first has raised them.
         with translate_model_errors(self.model, stream):
             return self.model.fold(state, self.log.lines(stream, after_seq=after_seq, until_seq=until_seq))
-
-
-@contextmanager
-def _index_in_batch(numbered: list[tuple[int, Draft]]) -> Iterator[None]:
-    """Turn the index of a refused draft within its stream into its index within the whole batch."""
-    try:
-        yield
-    except RunstateError as error:
-        error.details["index"] = numbered[error.details.get("index", 0)][0]
-        raise

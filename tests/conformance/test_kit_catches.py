@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
 
 import msgspec
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import Phase, settings
 
 from runstate.conformance import DurableLogConformance, LogConformance, Opener
 from runstate.conformance.history import check_histories, how_default
-from runstate.conformance.notes import as_held, note, notes, numbered
+from runstate.conformance.notes import note, numbered
 from runstate.conformance.workers import check_stored
 from runstate.conformance.writer import Task
 from runstate.errors import LogFailed, RunstateError, SequenceConflict, TenantMismatch
@@ -431,83 +430,71 @@ class StaysOpen(MemoryLog):
         pass
 
 
-Case = tuple[type[MemoryLog], Callable[..., None], dict[str, Any]]
+Case = tuple[type[MemoryLog], Callable[..., None]]
 kit = LogConformance
 planted: list[Case] = [
-    (ForgetsKeys, kit.test_a_known_key_writes_nothing, {}),
-    (ForgetsKeys, kit.test_racing_on_one_key_stores_one_event_and_gives_equal_answers, {}),
-    (OverwritesOnMismatch, kit.test_other_content_never_replaces_the_first, {}),
-    (HidesMismatch, kit.test_other_content_under_a_known_key_is_told, {}),
-    (AnswersWithTheNewEventId, kit.test_the_first_event_id_is_returned_whatever_is_sent_later, {}),
-    (AppendsOneByOne, kit.test_a_draft_that_cannot_be_written_leaves_nothing_behind, {}),
-    (AppendsOneByOne, kit.test_expected_seq_that_is_wrong_writes_nothing, {"wrong": 1}),
-    (ChecksSeqBeforeKeys, kit.test_a_retry_of_a_checked_append_that_went_through_returns_the_first_results, {}),
-    (ChecksSeqTooEarly, kit.test_racing_on_one_expected_seq_lets_exactly_one_through, {}),
-    (EscapesBodies, kit.test_any_text_comes_back_byte_for_byte, {"text": "ü€🜁"}),
-    (ReadsNewestFirst, kit.test_drafts_are_stored_in_the_order_of_the_call, {}),
-    (ReadsFromTheSeqOn, kit.test_read_returns_what_is_after_a_seq_ascending_at_most_limit, {"limit": 3}),
-    (LosesTheEndOfAFullPage, kit.test_pages_of_any_size_cover_the_feed_exactly_once, {"page": 7}),
-    (TakesPositionsBeforeCommit, kit.test_a_follower_of_racing_writers_sees_every_event_exactly_once, {}),
-    (UsesPositionsAgain, kit.test_a_follower_misses_nothing_after_the_newest_stream_was_deleted, {}),
-    (TakesAnyPosition, kit.test_a_position_that_was_never_handed_out_is_refused, {"position": "nonsense"}),
-    (TakesSnapshotsBackwards, kit.test_a_snapshot_never_goes_backwards, {}),
-    (SavesManyBackwards, kit.test_many_snapshots_at_once_are_kept_as_one_by_one, {}),
-    (SavesNoneBecauseOneIsGone, kit.test_many_snapshots_at_once_are_kept_as_one_by_one, {}),
-    (
-        KeepsSnapshotsOfOldVersions,
-        kit.test_a_snapshot_of_another_version_replaces_the_kept_one_at_any_seq,
-        {"version": 3},
-    ),
-    (ForgetsToDeleteSnapshots, kit.test_snapshots_go_with_their_stream, {}),
-    (ForgetsToDeleteKeys, kit.test_a_deleted_stream_can_start_again, {}),
-    (DeletesWhateverCame, kit.test_a_stream_that_has_moved_on_is_not_deleted, {"wrong": 1}),
-    (ChecksSeqBeforeItDeletes, kit.test_a_checked_deletion_that_races_appends_loses_none, {}),
-    (AdoptsUnderNewTimes, kit.test_adopted_records_keep_every_field_and_byte, {}),
-    (AdoptsWhatIsBehindTheEnd, kit.test_a_record_that_differs_in_anything_is_a_conflict, {"other": {"tenant": "x"}}),
-    (AdoptsOneByOne, kit.test_a_key_that_stands_at_another_seq_is_a_conflict, {"key": "k1"}),
-    (
-        AdoptsOneByOne,
-        kit.test_what_is_no_stretch_of_the_stream_is_refused,
-        {"bad": as_held("s", notes("c", "d"))[::-1]},
-    ),
-    (ForgetsAdoptedKeys, kit.test_an_append_goes_on_after_adopted_records_and_knows_their_keys, {}),
-    (ClosesGaps, kit.test_a_gap_is_kept_or_refused_and_never_closed, {}),
-    (HidesAdoptedFromTheFeed, kit.test_the_feed_shows_adopted_records_as_if_appended_now, {}),
-    (RecordsNoModel, kit.test_the_first_append_records_the_model, {}),
-    (RecordsNoModel, kit.test_any_name_of_a_model_is_recorded, {"model": "ü"}),
-    (AcceptsAnyModelLater, kit.test_events_of_another_model_are_refused_and_nothing_is_written, {}),
-    (AcceptsAnyModelLater, kit.test_racing_first_appends_of_two_models_let_one_model_through, {}),
-    (TakesTheNewestModel, kit.test_events_of_another_model_are_refused_and_nothing_is_written, {}),
-    (TakesTheNewestModel, kit.test_a_stream_that_records_none_accepts_any_model_and_never_records_one, {}),
-    (IgnoresTenants, kit.test_events_of_another_tenant_are_refused_and_nothing_is_written, {}),
-    (IgnoresTenants, kit.test_racing_first_appends_of_two_tenants_let_one_through, {}),
-    (TakesTheNextTenant, kit.test_a_stream_that_was_begun_without_a_tenant_belongs_to_nobody, {}),
-    (IgnoresTenants, kit.test_one_append_of_two_tenants_begins_no_stream, {}),
-    (IgnoresTenants, kit.test_a_stream_that_was_deleted_may_begin_again_for_another_tenant, {}),
-    (RefusesRetriesOfAnotherTenant, kit.test_what_an_older_version_stored_is_adopted_and_answered, {}),
-    (RefusesEventsWithoutATenant, kit.test_an_event_without_a_tenant_is_accepted, {}),
-    (DropsTheTombstoneWithTheFirstRecord, kit.test_it_counts_until_the_last_event_is_back, {}),
-    (KeepsTheTombstoneOfADeletedStream, kit.test_a_stream_that_is_half_restored_can_be_deleted_and_restored_again, {}),
-    (RendersFirst, kit.test_a_draft_that_cannot_be_written_is_an_error_of_ours_whatever_else_is_wrong, {}),
-    (ChecksTheModelOfNewKeysAlone, kit.test_another_model_is_refused_whatever_the_keys_and_the_expected_seq, {}),
-    (RecordsNoModel, kit.test_one_append_of_several_models_is_refused, {}),
-    (AdoptsWithoutTheModel, kit.test_adopted_records_bring_their_model, {}),
-    (ForgetsTombstones, kit.test_a_tombstone_is_all_that_is_left, {}),
-    (RefusesOnlyNewKeysOfADeletedStream, kit.test_no_append_begins_it_again, {}),
-    (KeepsTheTombstoneOfAnAdoptedStream, kit.test_adopting_brings_it_back, {}),
-    (LeavesATombstoneThoughItRefuses, kit.test_a_refused_deletion_leaves_no_tombstone, {}),
-    (AdoptsWithoutTheModel, kit.test_records_of_another_model_are_not_adopted, {}),
-    (KeepsTheModelOfADeletedStream, kit.test_a_stream_that_was_deleted_may_begin_again_with_another_model, {}),
-    (ListsLikeADictionary, kit.test_streams_are_listed_by_code_point, {}),
-    (
-        ListsHeadsByTheirBeginning,
-        kit.test_heads_are_the_streams_within_a_range_by_code_point,
-        {"after": "", "until": "b"},
-    ),
-    (TellsVersionsByCount, kit.test_a_stream_begun_again_has_another_version, {}),
-    (ImitatesAFeed, kit.test_the_feed_covers_all_streams, {}),
-    (ClaimsToLast, kit.test_every_capability_that_is_declared_is_tested, {}),
-    (StaysOpen, kit.test_leaving_the_block_closes_the_log, {}),
+    (ForgetsKeys, kit.test_a_known_key_writes_nothing),
+    (ForgetsKeys, kit.test_racing_on_one_key_stores_one_event_and_gives_equal_answers),
+    (OverwritesOnMismatch, kit.test_other_content_never_replaces_the_first),
+    (HidesMismatch, kit.test_other_content_under_a_known_key_is_told),
+    (AnswersWithTheNewEventId, kit.test_the_first_event_id_is_returned_whatever_is_sent_later),
+    (AppendsOneByOne, kit.test_a_draft_that_cannot_be_written_leaves_nothing_behind),
+    (AppendsOneByOne, kit.test_expected_seq_that_is_wrong_writes_nothing),
+    (ChecksSeqBeforeKeys, kit.test_a_retry_of_a_checked_append_that_went_through_returns_the_first_results),
+    (ChecksSeqTooEarly, kit.test_racing_on_one_expected_seq_lets_exactly_one_through),
+    (EscapesBodies, kit.test_any_text_comes_back_byte_for_byte),
+    (ReadsNewestFirst, kit.test_drafts_are_stored_in_the_order_of_the_call),
+    (ReadsFromTheSeqOn, kit.test_read_returns_what_is_after_a_seq_ascending_at_most_limit),
+    (LosesTheEndOfAFullPage, kit.test_pages_of_any_size_cover_the_feed_exactly_once),
+    (TakesPositionsBeforeCommit, kit.test_a_follower_of_racing_writers_sees_every_event_exactly_once),
+    (UsesPositionsAgain, kit.test_a_follower_misses_nothing_after_the_newest_stream_was_deleted),
+    (TakesAnyPosition, kit.test_a_position_that_was_never_handed_out_is_refused),
+    (TakesSnapshotsBackwards, kit.test_a_snapshot_never_goes_backwards),
+    (SavesManyBackwards, kit.test_many_snapshots_at_once_are_kept_as_one_by_one),
+    (SavesNoneBecauseOneIsGone, kit.test_many_snapshots_at_once_are_kept_as_one_by_one),
+    (KeepsSnapshotsOfOldVersions, kit.test_a_snapshot_of_another_version_replaces_the_kept_one_at_any_seq),
+    (ForgetsToDeleteSnapshots, kit.test_snapshots_go_with_their_stream),
+    (ForgetsToDeleteKeys, kit.test_a_deleted_stream_can_start_again),
+    (DeletesWhateverCame, kit.test_a_stream_that_has_moved_on_is_not_deleted),
+    (ChecksSeqBeforeItDeletes, kit.test_a_checked_deletion_that_races_appends_loses_none),
+    (AdoptsUnderNewTimes, kit.test_adopted_records_keep_every_field_and_byte),
+    (AdoptsWhatIsBehindTheEnd, kit.test_a_record_that_differs_in_anything_is_a_conflict),
+    (AdoptsOneByOne, kit.test_a_key_that_stands_at_another_seq_is_a_conflict),
+    (AdoptsOneByOne, kit.test_what_is_no_stretch_of_the_stream_is_refused),
+    (ForgetsAdoptedKeys, kit.test_an_append_goes_on_after_adopted_records_and_knows_their_keys),
+    (ClosesGaps, kit.test_a_gap_is_kept_or_refused_and_never_closed),
+    (HidesAdoptedFromTheFeed, kit.test_the_feed_shows_adopted_records_as_if_appended_now),
+    (RecordsNoModel, kit.test_the_first_append_records_the_model),
+    (RecordsNoModel, kit.test_any_name_of_a_model_is_recorded),
+    (AcceptsAnyModelLater, kit.test_events_of_another_model_are_refused_and_nothing_is_written),
+    (AcceptsAnyModelLater, kit.test_racing_first_appends_of_two_models_let_one_model_through),
+    (TakesTheNewestModel, kit.test_events_of_another_model_are_refused_and_nothing_is_written),
+    (TakesTheNewestModel, kit.test_a_stream_that_records_none_accepts_any_model_and_never_records_one),
+    (IgnoresTenants, kit.test_events_of_another_tenant_are_refused_and_nothing_is_written),
+    (IgnoresTenants, kit.test_racing_first_appends_of_two_tenants_let_one_through),
+    (TakesTheNextTenant, kit.test_a_stream_that_was_begun_without_a_tenant_belongs_to_nobody),
+    (IgnoresTenants, kit.test_one_append_of_two_tenants_begins_no_stream),
+    (IgnoresTenants, kit.test_a_stream_that_was_deleted_may_begin_again_for_another_tenant),
+    (RefusesRetriesOfAnotherTenant, kit.test_what_an_older_version_stored_is_adopted_and_answered),
+    (RefusesEventsWithoutATenant, kit.test_an_event_without_a_tenant_is_accepted),
+    (DropsTheTombstoneWithTheFirstRecord, kit.test_it_counts_until_the_last_event_is_back),
+    (KeepsTheTombstoneOfADeletedStream, kit.test_a_stream_that_is_half_restored_can_be_deleted_and_restored_again),
+    (RendersFirst, kit.test_a_draft_that_cannot_be_written_is_an_error_of_ours_whatever_else_is_wrong),
+    (ChecksTheModelOfNewKeysAlone, kit.test_another_model_is_refused_whatever_the_keys_and_the_expected_seq),
+    (RecordsNoModel, kit.test_one_append_of_several_models_is_refused),
+    (AdoptsWithoutTheModel, kit.test_adopted_records_bring_their_model),
+    (ForgetsTombstones, kit.test_a_tombstone_is_all_that_is_left),
+    (RefusesOnlyNewKeysOfADeletedStream, kit.test_no_append_begins_it_again),
+    (KeepsTheTombstoneOfAnAdoptedStream, kit.test_adopting_brings_it_back),
+    (LeavesATombstoneThoughItRefuses, kit.test_a_refused_deletion_leaves_no_tombstone),
+    (AdoptsWithoutTheModel, kit.test_records_of_another_model_are_not_adopted),
+    (KeepsTheModelOfADeletedStream, kit.test_a_stream_that_was_deleted_may_begin_again_with_another_model),
+    (ListsLikeADictionary, kit.test_streams_are_listed_by_code_point),
+    (ListsHeadsByTheirBeginning, kit.test_heads_are_the_streams_within_a_range_by_code_point),
+    (TellsVersionsByCount, kit.test_a_stream_begun_again_has_another_version),
+    (ImitatesAFeed, kit.test_the_feed_covers_all_streams),
+    (ClaimsToLast, kit.test_every_capability_that_is_declared_is_tested),
+    (StaysOpen, kit.test_leaving_the_block_closes_the_log),
 ]
 
 
@@ -517,11 +504,11 @@ def _no_explanations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CI", raising=False)
 
 
-@pytest.mark.parametrize(("broken", "claim", "values"), planted, ids=lambda part: getattr(part, "__name__", ""))
-def test_a_planted_bug_is_caught(broken: type[MemoryLog], claim: Callable[..., None], values: dict[str, Any]) -> None:
-    claim(LogConformance(), MemoryLog(), **values)
+@pytest.mark.parametrize(("broken", "claim"), planted, ids=lambda part: getattr(part, "__name__", ""))
+def test_a_planted_bug_is_caught(broken: type[MemoryLog], claim: Callable[..., None]) -> None:
+    claim(LogConformance(), MemoryLog())
     with pytest.raises(found):
-        claim(LogConformance(), broken(), **values)
+        claim(LogConformance(), broken())
 
 
 @pytest.mark.slow

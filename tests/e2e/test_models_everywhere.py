@@ -15,7 +15,6 @@ import pytest
 from tests.commands import Cli, Outcome
 from tests.fleets import histories, models
 
-from runstate.logs.log import Capability
 from runstate.logs.record_json import encode_record
 from runstate.models.model import AnyModel
 from runstate.models.registry import find_model
@@ -88,11 +87,6 @@ class Filled(NamedTuple):
     @property
     def stream(self) -> str:
         return self.streams[0]
-
-    @property
-    def has_feed(self) -> bool:
-        with self.open() as store:
-            return Capability.FEED in store.log.capabilities
 
     @property
     def last_seq(self) -> int:
@@ -253,19 +247,33 @@ commands = {
 }
 
 
-@pytest.fixture(params=commands)
+def is_possible(log: str, name: str) -> bool:
+    return log.endswith("-in-sqlite") or not commands[name].needs_feed
+
+
+possible = [(log, name) for log in logs for name in commands if is_possible(log, name)]
+impossible = [(log, name) for log in logs for name in commands if not is_possible(log, name)]
+on_each = pytest.mark.parametrize(("filled", "command"), possible, indirect=True)
+
+
+@pytest.fixture
 def command(request: pytest.FixtureRequest, filled: Filled, cli: Cli, tmp_path: Path) -> Command:
-    found = commands[request.param]
-    if found.needs_feed and not filled.has_feed:
-        done = cli(*found.words(filled, tmp_path), "--model", filled.place)
-        assert (done.code, done.out) in [(2, ""), (3, "")], done.err
-        pytest.skip("it needs a feed, and refuses a log without one")
     if request.param == "lag":
         cli(*commands["project"].words(filled, tmp_path), "--model", filled.place)
         (tmp_path / "rows").rename(tmp_path / "projected")
-    return found
+    return commands[request.param]
 
 
+@pytest.mark.parametrize(("filled", "command"), impossible, indirect=["filled"])
+def test_a_command_that_needs_a_feed_refuses_a_log_without_one(
+    filled: Filled, command: str, cli: Cli, tmp_path: Path
+) -> None:
+    for given in ([], ["--model", filled.place]):
+        done = cli(*commands[command].words(filled, tmp_path), *given)
+        assert (done.code, done.out) in [(2, ""), (3, "")], done.err
+
+
+@on_each
 def test_with_the_right_model_it_gives_the_right_answer(
     filled: Filled, command: Command, cli: Cli, tmp_path: Path
 ) -> None:
@@ -275,6 +283,7 @@ def test_with_the_right_model_it_gives_the_right_answer(
     command.check(filled, done, tmp_path)
 
 
+@on_each
 def test_without_a_model_it_uses_the_recorded_one(filled: Filled, command: Command, cli: Cli, tmp_path: Path) -> None:
     done = cli(*command.words(filled, tmp_path))
     if filled.is_installed or not command.needs_model:
@@ -295,7 +304,9 @@ def check_names_what_is_missing(filled: Filled, done: Outcome) -> None:
     assert "intact" not in done.err.replace("not intact", "")
 
 
-@pytest.mark.parametrize("command", [name for name in commands if commands[name].takes_model], indirect=True)
+@pytest.mark.parametrize(
+    ("filled", "command"), [pair for pair in possible if commands[pair[1]].takes_model], indirect=True
+)
 def test_with_a_wrong_model_it_refuses_and_names_both(
     filled: Filled, command: Command, cli: Cli, tmp_path: Path
 ) -> None:
@@ -309,18 +320,38 @@ def test_with_a_wrong_model_it_refuses_and_names_both(
     assert not (tmp_path / "rows").exists()
 
 
+def test_copy_leaves_out_streams_of_another_model_than_the_given_one(filled: Filled, cli: Cli, tmp_path: Path) -> None:
+    wrong = next(name for name in models() if name != filled.model.name)
+    copy = ["copy", filled.url, f"sqlite:{tmp_path}/copied.db"]
+    done = cli(*copy, "--model", wrong)
+    assert done.code == 1
+    told = done.out.splitlines()
+    assert [line.partition(": ")[0] for line in told] == filled.streams
+    assert all("model.mismatch" in line and repr(wrong) in line and repr(filled.model.name) in line for line in told)
+    assert Filled(f"sqlite:{tmp_path}/copied.db", filled.model, filled.place).streams == []
+    done = cli(*copy, "--model", filled.place)
+    assert done.code == 0, done.err
+    answers_copy(filled, done, tmp_path)
+
+
 # --- restore ---------------------------------------------------------------------------------------------------------
+
+
+on_each_with_an_end = pytest.mark.parametrize(
+    "filled", [log for log in logs if not log.startswith("daemon-")], indirect=True
+)
+"""The stream of a daemon is never over, so nothing of it is archived."""
 
 
 @pytest.fixture
 def archive(filled: Filled, cli: Cli, tmp_path: Path) -> Path:
-    if not over_streams(filled):
-        pytest.skip("none of its streams is ever over")
+    assert over_streams(filled)
     done = cli(*commands["archive"].words(filled, tmp_path), "--model", filled.place)
     assert done.code == 0, done.err
     return tmp_path / "archive"
 
 
+@on_each_with_an_end
 @pytest.mark.parametrize("is_given", [False, True], ids=["without a model", "with the model"])
 def test_a_restored_log_records_the_model(
     filled: Filled, archive: Path, cli: Cli, tmp_path: Path, is_given: bool
@@ -333,6 +364,7 @@ def test_a_restored_log_records_the_model(
     answers_streams(restored, cli("streams", url, "--json", "--model", filled.place), tmp_path)
 
 
+@on_each_with_an_end
 def test_restore_refuses_a_wrong_model(filled: Filled, archive: Path, cli: Cli, tmp_path: Path) -> None:
     wrong = next(name for name in models() if name != filled.model.name)
     done = cli("restore", str(archive), f"sqlite:{tmp_path}/restored.db", "--model", wrong)

@@ -127,7 +127,7 @@ def _watching(pid: int, seen: set[bytes]) -> Iterator[None]:
     over = threading.Event()
 
     def watch() -> None:
-        while not over.wait(0.02):
+        while not over.wait(0.1):
             seen.update(_command_lines(pid))
 
     watcher = threading.Thread(target=watch)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -62,33 +63,49 @@ def killed_in(stage: str, process: subprocess.Popen[str], to: Path) -> None:
     process.communicate()
 
 
-def test_killed_in_every_stage_it_ends_like_an_unbroken_run_and_no_stage_is_redone(tmp_path: Path) -> None:
-    urls = [filled("sqlite", "engine", tmp_path, runs=8), filled("ndjson", "rundir", tmp_path, runs=4)]
-    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
-    code, _, err = pipeline("run", *urls, "--to", str(unbroken), *quick)
+class Unbroken(NamedTuple):
+    """A run that nobody has interrupted, as it was right after its end."""
+
+    urls: list[str]
+    to: Path
+    printed: str
+    finished: Counter[str]
+    report: bytes
+    snapshots: dict[str, dict[str, tuple[int, bytes]]]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
+    directory = tmp_path_factory.mktemp("unbroken")
+    urls = [filled("sqlite", "engine", directory, runs=8), filled("ndjson", "rundir", directory, runs=4)]
+    to = directory / "out"
+    code, out, err = pipeline("run", *urls, "--to", str(to), "--json", *quick)
     assert code == 0, err
+    snapshots = {model: table_snapshots(to / "snapshots" / model) for model in ("engine", "rundir")}
+    return Unbroken(urls, to, out, finished(to), (to / "report.html").read_bytes(), snapshots)
+
+
+def test_killed_in_every_stage_it_ends_like_an_unbroken_run_and_no_stage_is_redone(
+    unbroken: Unbroken, tmp_path: Path
+) -> None:
+    urls, broken = unbroken.urls, tmp_path / "broken"
     killed_in("ingest", start("run", *urls, "--to", str(broken), *quick), broken)
     for stage in ("replay", "audit", "report"):
         killed_in(stage, start("resume", str(broken), *quick), broken)
     code, _, err = pipeline("resume", str(broken), *quick)
     assert code == 0, err
-    assert finished(broken) == finished(unbroken)
+    assert finished(broken) == unbroken.finished
     assert set(finished(broken).values()) == {1}
     for model, url in zip(("engine", "rundir"), urls, strict=True):
-        expected = local_snapshots(url, model)
-        assert table_snapshots(broken / "snapshots" / model) == expected
-        assert table_snapshots(unbroken / "snapshots" / model) == expected
-    assert (broken / "report.html").read_bytes() == (unbroken / "report.html").read_bytes()
+        assert table_snapshots(broken / "snapshots" / model) == unbroken.snapshots[model] == local_snapshots(url, model)
+    assert (broken / "report.html").read_bytes() == unbroken.report
 
 
-def test_a_changed_log_makes_exactly_what_depends_on_it_anew(tmp_path: Path) -> None:
-    urls = [filled("sqlite", "engine", tmp_path, runs=3), filled("ndjson", "rundir", tmp_path, runs=3)]
-    to = tmp_path / "out"
-    code, out, err = pipeline("run", *urls, "--to", str(to), "--json", *quick)
-    assert code == 0, err
-    assert {row["model"]: row["runs"] for row in msgspec.json.decode(out)} == {"engine": 3, "rundir": 3}
-    assert set(finished(to).values()) == {1}
-    before = finished(to)
+def test_a_changed_log_makes_exactly_what_depends_on_it_anew(unbroken: Unbroken) -> None:
+    """The last test of the unbroken run, since it changes one of its logs."""
+    urls, to, before = unbroken.urls, unbroken.to, unbroken.finished
+    assert {row["model"]: row["runs"] for row in msgspec.json.decode(unbroken.printed)} == {"engine": 8, "rundir": 4}
+    assert set(before.values()) == {1}
     code, _, err = pipeline("run", *urls, "--to", str(to), *quick)
     assert (code, finished(to)) == (0, before), err
     with open_store(urls[1], "rundir", on_alert=lambda alert: None) as store:

@@ -5,8 +5,10 @@ Each stream's own append decides; but a refusal that can be foreseen should not 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+from runstate.errors import InvalidTransition, ModelFailed, ModelMismatch, StreamDeleted, TenantMismatch
 from runstate.logs.archived_streams import answer_from_archive
 from runstate.logs.log import EventLog
 from runstate.logs.planning import check_tenant
@@ -29,3 +31,16 @@ def check_appendable(log: EventLog, stream: str, drafts: Sequence[Draft]) -> Non
     for draft in drafts:
         if draft.tenant not in ("", tenant) and log.find(stream, draft.key) is None:
             check_tenant(stream, tenant, draft)
+
+
+@contextmanager
+def index_in_batch(numbered: Sequence[tuple[int, Draft]]) -> Iterator[None]:
+    """Turn the index of a refused draft within its stream into its index within the whole batch.
+
+    An error that names no draft is about the stream, and gets the index of its first one.
+    """
+    try:
+        yield
+    except (InvalidTransition, ModelFailed, ModelMismatch, StreamDeleted, TenantMismatch) as error:
+        error.details["index"] = numbered[error.details.get("index", 0)][0]
+        raise

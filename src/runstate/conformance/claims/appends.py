@@ -99,17 +99,18 @@ class AppendClaims(LogKit):
         assert [r.idempotent for r in again] == [True] * 1500 + [False] * 1500
         assert keys(stored(log, "s")) == keys_of(3000)
 
-    @pytest.mark.parametrize("text", hostile_texts, ids=lambda text: text.split()[0].strip("\ufeff"))
-    def test_any_text_comes_back_byte_for_byte(self, log: EventLog, text: str) -> None:
-        (result,) = log.append("s", [draft := note("a", text)])
-        assert log.read("s")[0].body == draft.render(result.seq, result.persisted_at)
-        assert log.append("s", [note("a", text)])[0].mismatch is False
+    def test_any_text_comes_back_byte_for_byte(self, log: EventLog) -> None:
+        for number, text in enumerate(hostile_texts):
+            (result,) = log.append("s", [draft := note(f"k{number}", text)])
+            assert log.read("s", after_seq=number)[0].body == draft.render(result.seq, result.persisted_at)
+            assert log.append("s", [draft])[0].mismatch is False
 
-    @pytest.mark.parametrize("key", ["a b", "a/b/../c", "ключ", "🜁", "k" * 256, "'; --", "%", "A\u0301", "\u2028"])
-    def test_any_key_is_found_again(self, log: EventLog, key: str) -> None:
-        log.append("s", [note(key)])
-        assert log.append("s", [note(key)])[0].idempotent
-        assert log.find("s", key) == log.read("s")[0]
+    def test_any_key_is_found_again(self, log: EventLog) -> None:
+        for key in ("a b", "a/b/../c", "ключ", "🜁", "k" * 256, "'; --", "%", "A\u0301", "\u00c1", "\u2028"):
+            (result,) = log.append("s", [note(key)])
+            assert result.persisted
+            assert log.append("s", [note(key)])[0].idempotent
+            assert log.find("s", key) == log.read("s", after_seq=result.seq - 1)[0]
 
     # --- expected_seq ----------------------------------------------------------------------------------
 
@@ -118,11 +119,11 @@ class AppendClaims(LogKit):
         log.append("s", notes("b", "c"), expected_seq=1)
         assert log.append("s", notes("d"), expected_seq=3)[0].seq == 4
 
-    @pytest.mark.parametrize("wrong", [-1, 0, 1, 3, 2**53])
-    def test_expected_seq_that_is_wrong_writes_nothing(self, log: EventLog, wrong: int) -> None:
+    def test_expected_seq_that_is_wrong_writes_nothing(self, log: EventLog) -> None:
         log.append("s", notes("a", "b"))
-        with pytest.raises(SequenceConflict):
-            log.append("s", notes("c", "d"), expected_seq=wrong)
+        for wrong in (-1, 0, 1, 3, 2**53):
+            with pytest.raises(SequenceConflict):
+                log.append("s", notes("c", "d"), expected_seq=wrong)
         assert keys(stored(log, "s")) == ["a", "b"]
 
     def test_a_conflict_says_where_the_stream_is(self, log: EventLog) -> None:

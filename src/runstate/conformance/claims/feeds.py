@@ -50,11 +50,11 @@ class FeedClaims(LogKit):
         assert keys(log.feed(after=page.next).records) == ["b"]
 
     @needs(Capability.FEED)
-    @pytest.mark.parametrize("page", [1, 2, 7, 60, 61])
-    def test_pages_of_any_size_cover_the_feed_exactly_once(self, log: EventLog, page: int) -> None:
+    def test_pages_of_any_size_cover_the_feed_exactly_once(self, log: EventLog) -> None:
         for batch in range(20):
             log.append(f"s{batch % 3}", numbered(3, prefix=f"{batch}-"))
-        check_complete(log, followed(log, page=page).records)
+        for page in (1, 2, 7, 60, 61):
+            check_complete(log, followed(log, page=page).records)
 
     @needs(Capability.FEED)
     def test_a_page_holds_at_most_limit_records(self, log: EventLog) -> None:
@@ -77,17 +77,17 @@ class FeedClaims(LogKit):
         assert log.feed(after=end).records == []
 
     @needs(Capability.FEED)
-    @pytest.mark.parametrize("limit", [0, -1])
-    def test_a_feed_limit_below_1_is_refused(self, log: EventLog, limit: int) -> None:
-        with pytest.raises(ValueError, match="limit"):
-            log.feed(limit=limit)
+    def test_a_feed_limit_below_1_is_refused(self, log: EventLog) -> None:
+        for limit in (0, -1):
+            with pytest.raises(ValueError, match="limit"):
+                log.feed(limit=limit)
 
     @needs(Capability.FEED)
-    @pytest.mark.parametrize("position", no_positions, ids=lambda text: ascii(text)[:20])
-    def test_a_position_that_was_never_handed_out_is_refused(self, log: EventLog, position: str) -> None:
+    def test_a_position_that_was_never_handed_out_is_refused(self, log: EventLog) -> None:
         log.append("s", notes("a"))
-        with pytest.raises(InvalidPosition):
-            log.feed(after=Position(position))
+        for position in no_positions:
+            with pytest.raises(InvalidPosition):
+                log.feed(after=Position(position))
 
     @needs(Capability.FEED)
     def test_a_follower_of_racing_writers_sees_every_event_exactly_once(self, log: EventLog) -> None:

@@ -54,12 +54,13 @@ class SnapshotClaims(LogKit):
         assert log.load_snapshot("s", "notes") == rebuilt
 
     @needs(Capability.SNAPSHOTS)
-    @pytest.mark.parametrize("version", [1, 3])
-    def test_a_snapshot_of_another_version_replaces_the_kept_one_at_any_seq(self, log: EventLog, version: int) -> None:
-        log.append("s", numbered(3))
-        log.save_snapshot("s", snapshot(3, version=2))
-        log.save_snapshot("s", other := snapshot(1, version=version))
-        assert log.load_snapshot("s", "notes") == other
+    def test_a_snapshot_of_another_version_replaces_the_kept_one_at_any_seq(self, log: EventLog) -> None:
+        for version in (1, 3):
+            stream = f"s{version}"
+            log.append(stream, numbered(3))
+            log.save_snapshot(stream, snapshot(3, version=2))
+            log.save_snapshot(stream, other := snapshot(1, version=version))
+            assert log.load_snapshot(stream, "notes") == other
 
     @needs(Capability.SNAPSHOTS)
     def test_every_model_and_stream_has_a_snapshot_of_its_own(self, log: EventLog) -> None:
@@ -165,14 +166,14 @@ class DeletionClaims(LogKit):
         assert log.load_snapshot("s", "notes") == early
 
     @needs(Capability.DELETE)
-    @pytest.mark.parametrize("wrong", [-1, 0, 1, 3, 2**53])
-    def test_a_stream_that_has_moved_on_is_not_deleted(self, log: EventLog, wrong: int) -> None:
+    def test_a_stream_that_has_moved_on_is_not_deleted(self, log: EventLog) -> None:
         log.append("s", notes("a", "b"))
         before = (stored(log, "s"), log.stream("s"))
-        with pytest.raises(SequenceConflict) as caught:
-            log.delete_stream("s", expected_seq=wrong)
-        assert caught.value.details == {"stream": "s", "actual_seq": 2, "expected_seq": wrong}
-        assert (stored(log, "s"), log.stream("s")) == before
+        for wrong in (-1, 0, 1, 3, 2**53):
+            with pytest.raises(SequenceConflict) as caught:
+                log.delete_stream("s", expected_seq=wrong)
+            assert caught.value.details == {"stream": "s", "actual_seq": 2, "expected_seq": wrong}
+            assert (stored(log, "s"), log.stream("s")) == before
         log.delete_stream("s", expected_seq=2)
         assert log.stream("s") is None
 
@@ -221,11 +222,9 @@ class BlobClaims(LogKit):
     """Bytes under their digest."""
 
     @needs(Capability.BLOBS)
-    @pytest.mark.parametrize(
-        "data", [b"", b"\0\xff\n" * 7, "ü€🜁".encode(), b"x" * 3_000_000], ids=["empty", "binary", "text", "large"]
-    )
-    def test_a_blob_comes_back_byte_for_byte(self, log: EventLog, data: bytes) -> None:
-        assert log.get_blob(log.put_blob(data)) == data
+    def test_a_blob_comes_back_byte_for_byte(self, log: EventLog) -> None:
+        for data in (b"", b"\0\xff\n" * 7, "ü€🜁".encode(), b"x" * 3_000_000):
+            assert log.get_blob(log.put_blob(data)) == data
 
     @needs(Capability.BLOBS)
     def test_a_blob_is_named_by_its_digest(self, log: EventLog) -> None:
@@ -238,11 +237,11 @@ class BlobClaims(LogKit):
         assert list(log.verify()) == []
 
     @needs(Capability.BLOBS)
-    @pytest.mark.parametrize("ref", [f"sha256:{'0' * 64}", "", "sha256:", "sha256:../../x", "md5:00", "nonsense\0"])
-    def test_a_blob_that_is_not_there_is_not_found(self, log: EventLog, ref: str) -> None:
+    def test_a_blob_that_is_not_there_is_not_found(self, log: EventLog) -> None:
         log.put_blob(b"data")
-        with pytest.raises(BlobNotFound):
-            log.get_blob(BlobRef(ref))
+        for ref in (f"sha256:{'0' * 64}", "", "sha256:", "sha256:../../x", "md5:00", "nonsense\0"):
+            with pytest.raises(BlobNotFound):
+                log.get_blob(BlobRef(ref))
 
     @needs(Capability.BLOBS)
     def test_a_digest_alone_names_no_blob(self, log: EventLog) -> None:

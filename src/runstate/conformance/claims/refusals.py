@@ -85,18 +85,18 @@ more_calls = [
 class RefusalClaims(LogKit):
     """What a log cannot or must not do, it says, and does nothing."""
 
-    @pytest.mark.parametrize("call", [c for c in calls + more_calls if c.capability], ids=lambda call: call.name)
-    def test_what_is_not_declared_is_refused_and_what_is_declared_is_not(self, log: EventLog, call: Call) -> None:
-        log.append("s", notes("a"))
-        refused = answer(partial(call.run, log, "s")) is Unsupported
-        assert refused == (call.capability not in log.capabilities)
+    def test_what_is_not_declared_is_refused_and_what_is_declared_is_not(self, log: EventLog) -> None:
+        for number, call in enumerate(call for call in calls + more_calls if call.capability):
+            log.append(f"s{number}", notes("a"))
+            refused = answer(partial(call.run, log, f"s{number}")) is Unsupported
+            assert refused == (call.capability not in log.capabilities), call.name
 
-    @pytest.mark.parametrize("call", calls, ids=lambda call: call.name)
-    def test_every_bad_stream_id_is_refused(self, log: EventLog, call: Call) -> None:
-        declared = call.capability is None or call.capability in log.capabilities
-        answers = {name: answer(partial(call.run, log, stream)) for name, stream in bad_streams.items()}
-        expected = {InvalidStream} if declared else {InvalidStream, Unsupported}
-        assert {name: told for name, told in answers.items() if told not in expected} == {}
+    def test_every_bad_stream_id_is_refused(self, log: EventLog) -> None:
+        for call in calls:
+            declared = call.capability is None or call.capability in log.capabilities
+            answers = {name: answer(partial(call.run, log, stream)) for name, stream in bad_streams.items()}
+            expected = {InvalidStream} if declared else {InvalidStream, Unsupported}
+            assert {name: told for name, told in answers.items() if told not in expected} == {}, call.name
 
     def test_a_bad_stream_id_leaves_nothing_behind(self, log: EventLog) -> None:
         log.append("s", notes("a"))
@@ -139,13 +139,13 @@ class RefusalClaims(LogKit):
         assert [info.stream for info in log.streams()] == ["s"]
         assert keys(stored(log, "s")) == ["a"]
 
-    @pytest.mark.parametrize("call", calls + more_calls, ids=lambda call: call.name)
-    def test_a_closed_log_refuses_everything(self, log: EventLog, call: Call) -> None:
+    def test_a_closed_log_refuses_everything(self, log: EventLog) -> None:
         log.append("s", numbered(3))
         log.close()
-        declared = call.capability is None or call.capability in log.capabilities
-        with pytest.raises(LogClosed if declared else (LogClosed, Unsupported)):
-            call.run(log, "s")
+        for call in calls + more_calls:
+            declared = call.capability is None or call.capability in log.capabilities
+            with pytest.raises(LogClosed if declared else (LogClosed, Unsupported)):
+                call.run(log, "s")
 
     def test_leaving_the_block_closes_the_log(self, log: EventLog) -> None:
         with log as entered:
