@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import msgspec
 import pytest
 
 from runstate.conformance.fixtures import LogKit, needs
-from runstate.conformance.notes import keys, note, notes, stored
+from runstate.conformance.notes import keys, note, notes, numbered, stored
 from runstate.conformance.threads import race
 from runstate.errors import LogBusy, SequenceConflict, StreamDeleted, StreamNotFound, Unsupported
 from runstate.logs.log import Capability, EventLog, Tombstone
@@ -129,6 +130,28 @@ class TombstoneClaims(LogKit):
         log.delete_stream("s")
         assert log.tombstone("s") is None
         assert log.append("s", notes("a"))[0].seq == 1
+
+    @needs(Capability.DELETE, Capability.ADOPT)
+    def test_racing_restores_bring_it_back_whole(self, log: EventLog) -> None:
+        log.append("s", numbered(9))
+        before = stored(log, "s")
+        log.delete_stream("s", tombstone=tombstone_of("s", 9))
+
+        def restore() -> None:
+            for end in (3, 6, 9):
+                log.adopt("s", before[:end], model="notes")
+
+        def send() -> None:
+            with suppress(StreamDeleted):
+                assert log.append("s", [before_last])[0].seq == 9
+
+        before_last = note("k9")
+        answers = race([*[restore] * 4, *[send] * 4])
+        assert [answer for answer in answers if answer is not None and not isinstance(answer, LogBusy)] == []
+        log.adopt("s", before, model="notes")
+        assert (stored(log, "s"), log.tombstone("s")) == (before, None)
+        assert log.append("s", notes("new"))[0].seq == 10
+        assert list(log.verify()) == []
 
     @needs(Capability.DELETE)
     def test_racing_appends_never_begin_it_again(self, log: EventLog) -> None:

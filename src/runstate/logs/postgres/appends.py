@@ -19,7 +19,7 @@ from runstate.logs.log import AppendResult
 from runstate.logs.planning import First, StreamPlan
 from runstate.logs.postgres.arrays import Blobs, Numbers, Texts
 from runstate.logs.postgres.connections import Connection
-from runstate.logs.postgres.deletion import put_tombstone
+from runstate.logs.postgres.deletion import put_back_tombstone
 from runstate.logs.stored_rows import checksum
 from runstate.logs.tombstones import Tombstone
 from runstate.models.model import Draft
@@ -183,7 +183,7 @@ def plan(connection: Connection, appends: Sequence[Append], *, wait: bool) -> tu
 def commit(connection: Connection, heads: Iterable[Head], tombstone: Tombstone | None = None) -> set[str]:
     """Move or make the heads, write their records and commit, in one round trip. The streams that were written.
 
-    With a tombstone, put that back beside the head, which could not be made while it was there.
+    `tombstone` was dropped, so that the head could be made. It is put back unless the stream is whole now.
 
     One that is not among them was made by another writer meanwhile, or has a later transaction: begin again with it. Or
     it has a tombstone. If that was committed while the new head waited for it, nothing is written, of no stream.
@@ -200,7 +200,7 @@ def commit(connection: Connection, heads: Iterable[Head], tombstone: Tombstone |
                 names = Texts([head.stream for head in made for _ in head.new])
                 written.append(connection.execute(_make_heads, _values(made) | {"of": names}))
             if tombstone is not None:
-                put_tombstone(connection, made[0].tenant, tombstone)
+                put_back_tombstone(connection, tombstone)
             # Sent along without waiting: if a statement before it fails, the server skips this one.
             connection.execute("COMMIT")
     except RestrictViolation:  # By the trigger that refuses new heads of deleted streams.

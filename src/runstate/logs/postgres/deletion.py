@@ -16,15 +16,24 @@ from runstate.logs.postgres.arrays import Texts
 from runstate.logs.postgres.connections import Connection
 from runstate.logs.tombstones import Tombstone
 
-select_tombstones = "SELECT stream, last_seq, digest, archive, deleted_at FROM tombstones WHERE stream = ANY(%s)"
+select_tombstones = """
+SELECT stream, last_seq, digest, archive, deleted_at FROM tombstones t WHERE stream = ANY(%s)
+    AND NOT EXISTS (SELECT 1 FROM streams s WHERE s.stream = t.stream AND s.last_seq >= t.last_seq)
+"""
 drop_tombstone = "DELETE FROM tombstones WHERE stream = %s"
 _put_tombstone = """
 INSERT INTO tombstones (tenant, stream, last_seq, digest, archive, deleted_at) VALUES (%s, %s, %s, %s, %s, %s)
+"""
+_put_back = """
+INSERT INTO tombstones (tenant, stream, last_seq, digest, archive, deleted_at)
+SELECT s.tenant, s.stream, %(last_seq)s, %(digest)s, %(archive)s, %(deleted_at)s FROM streams s
+WHERE s.stream = %(stream)s AND s.last_seq < %(last_seq)s ON CONFLICT (stream) DO NOTHING
 """
 _lock_stream = "SELECT id, last_seq, tenant FROM streams WHERE stream = %s FOR UPDATE"
 
 
 def find_tombstones(connection: Connection, streams: Iterable[str]) -> dict[str, Tombstone]:
+    """The tombstones that count."""
     rows = connection.execute(select_tombstones, (Texts(list(streams)),))
     return {row[0]: Tombstone(*row) for row in rows}
 
@@ -48,8 +57,9 @@ def delete_rows(connection: Connection, stream: str, expected_seq: int | None, t
         connection.execute(f"DELETE FROM {table} WHERE {column} = %s", (stream_id,))
     connection.execute(drop_tombstone, (stream,))
     if tombstone is not None:
-        put_tombstone(connection, tenant, tombstone)
+        connection.execute(_put_tombstone, (tenant, *msgspec.structs.astuple(tombstone)))
 
 
-def put_tombstone(connection: Connection, tenant: str, tombstone: Tombstone) -> None:
-    connection.execute(_put_tombstone, (tenant, *msgspec.structs.astuple(tombstone)))
+def put_back_tombstone(connection: Connection, tombstone: Tombstone) -> None:
+    """Keep a tombstone beside the head of a stream that is not wholly restored."""
+    connection.execute(_put_back, msgspec.structs.asdict(tombstone))

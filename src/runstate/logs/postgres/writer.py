@@ -19,7 +19,7 @@ from runstate.logs.postgres.connections import Connection, ConnectionLost, Conne
 from runstate.logs.postgres.deletion import drop_tombstone, find_tombstones, select_tombstones
 from runstate.logs.postgres.groups import Groups
 from runstate.logs.stream_models import model_after
-from runstate.logs.tombstones import Tombstone, check_not_deleted, if_counting
+from runstate.logs.tombstones import Tombstone, check_not_deleted
 
 shared_drafts_max = 32
 """Drafts of an append that shares its transaction. The work of a larger one is better done beside the others'."""
@@ -123,11 +123,10 @@ class Writer:
             with self._connections.one() as connection:
                 head = _plan_adoption(connection, stream, records, model)
                 if head.new:
-                    tombstone = if_counting(head.tombstone, head.last_seq)
-                    if head.tombstone is not None and (head.id is None or tombstone is None):
+                    if head.tombstone is not None:
                         connection.execute(drop_tombstone, (stream,))
                     sent = True
-                    if not commit(connection, [head], tombstone if head.id is None else None):
+                    if not commit(connection, [head], head.tombstone):
                         return []
                     self._committed()
                 return [len(head.new)]
