@@ -171,13 +171,14 @@ class RunProducer:
         while True:
             if event.idempotency_key not in self._sent:
                 self._guard(event)
+            expected_seq = self._state.last_event_seq
             try:
-                result = self._store.append_event(event, expected_seq=self._state.last_event_seq)
+                result = self._store.append_event(event, expected_seq=expected_seq)
                 break
-            except SequenceConflict as conflict:
+            except SequenceConflict:
                 # Others have written since: look whether it is still possible.
                 self._state = self._store.current_state(event.run_id)
-                if self._state.last_event_seq < conflict.details["actual_seq"]:
+                if self._state.last_event_seq == expected_seq:
                     raise
         self._sent.add(event.idempotency_key)
         if result.seq == self._state.last_event_seq + 1:
@@ -299,10 +300,13 @@ class RunProducer:
         found = refusals(self._state, _record(event, self._state.last_event_seq + 1, event.emitted_at))
         if found and not self._store.holds_key(event.run_id, event.idempotency_key):
             details = found[0].details
-            about = "the run" if event.step_id is UNSET else f"step {event.step_id!r}"
+            about, start = "the run", "started()"
+            if event.step_id is not UNSET:
+                about, start = f"step {event.step_id!r}", f"step_started({event.step_id!r})"
+            advice = f"Call {start} first" if details["priorState"] == "PENDING" else "A retry needs a higher attempt"
             raise InvalidTransition(
                 f"{event.event_type} is impossible: {about} is {details['priorState']} "
-                f"at attempt {event.logical_attempt_id}. A retry needs a higher attempt",
+                f"at attempt {event.logical_attempt_id}. {advice}",
                 **details,
             )
 

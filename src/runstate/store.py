@@ -25,7 +25,7 @@ from runstate.errors import (
 )
 from runstate.logs.append_checks import check_appendable, index_in_batch
 from runstate.logs.archived_streams import answer_from_archive, find_event, source_of, stream_not_found, tombstone_for
-from runstate.logs.log import AppendResult, EventLog, StoredSnapshot, StreamInfo, check_after
+from runstate.logs.log import AppendResult, EventLog, StoredSnapshot, StreamInfo, check_after, check_expected
 from runstate.logs.pairing import model_for
 from runstate.logs.registry import open_log
 from runstate.logs.stream_models import check_model
@@ -75,8 +75,8 @@ def open(
     """Open the log at `url` and read it through `model`: a name, `file.py:Class`, or a model of your own.
 
     By default it is the model that the log's streams record. Where they record none, or several, it is the one that
-    goes with the log: `rundir` with run directories, else `engine`. Creates the log if it is not there, unless `create`
-    is false. The options are those of `StoreOptions`.
+    goes with the log: `rundir` with `ndjson:`, `session` with `segments:`, `daemon` with `wal:`, else `engine`.
+    Creates the log if it is not there, unless `create` is false. The options are those of `StoreOptions`.
 
     Raises:
         UnknownModel: there is no such model, or the one that the log records is not installed.
@@ -182,7 +182,10 @@ class Store(Generic[W, E, S]):
     ) -> RunProducer:
         """A producer for one run: it derives keys and refuses what is impossible. For the engine model alone."""
         if not isinstance(self.model, EngineModel):
-            raise TypeError(f"run() needs the engine model; this store has the model {self.model.name!r}")
+            raise TypeError(
+                f"run() needs the model 'engine', and this store has {self.model.name!r}: open it with "
+                "runstate.open(url, 'engine')"
+            )
         names = {"tenant": tenant, "project": project, "environment": environment}
         return RunProducer(self, run_id, **names, plan=plan, plan_version=plan_version)
 
@@ -252,10 +255,11 @@ class Store(Generic[W, E, S]):
     def current_state(self, stream: str) -> S:
         """The state now: the stored snapshot brought up to date. The initial state where there is no stream.
 
-        Of a stream that was moved to an archive, it is the last state there.
+        Of a stream that was moved to an archive, and is not wholly restored, it is the last state there.
         """
-        if self._find(stream) is not None or (source := source_of(self.log, stream)) is self.log:
-            return self._state_at(stream, None)
+        info = self._find(stream)
+        if (source := source_of(self.log, stream)) is self.log:
+            return self._state_at(stream, 0 if info is None else info.last_seq)
         with translate_model_errors(self.model, stream):
             return self.model.fold(self.model.initial(stream), source.lines(stream))
 
@@ -350,17 +354,18 @@ class Store(Generic[W, E, S]):
     def _append_possible(self, stream: str, drafts: list[Draft], *, expected_seq: int | None) -> list[AppendResult]:
         """Append only what is possible in the state that the stream is in, whoever else appends meanwhile."""
         while True:
-            seq = self._refuse_impossible(stream, drafts)
+            seq = self._refuse_impossible(stream, drafts, expected_seq)
             try:
                 return self.log.append(stream, drafts, expected_seq=seq if expected_seq is None else expected_seq)
             except SequenceConflict:
                 if expected_seq is not None:
                     raise
 
-    def _refuse_impossible(self, stream: str, drafts: list[Draft]) -> int:
+    def _refuse_impossible(self, stream: str, drafts: list[Draft], expected_seq: int | None = None) -> int:
         """Check drafts one after the other against the stream as it is. Returns the seq that it is at.
 
         Raises:
+            SequenceConflict: one of them is new, and the stream is not yet at `expected_seq`.
             InvalidTransition: with the `index` of the draft; the same answer as long as the stream stays as it is.
         """
         if (info := self._find(stream)) is None and self.log.tombstone(stream) is not None:
@@ -371,8 +376,10 @@ class Store(Generic[W, E, S]):
             if self.log.find(stream, draft.key) is None:  # Otherwise it is a retry: its first answer stands.
                 new.setdefault(draft.key, (index, draft))
         try:
+            if new and expected_seq is not None and expected_seq > seq:
+                check_expected(stream, seq, expected_seq)  # It may be there by the time of the append, and unchecked.
             check_possible(self.model, self._state_at(stream, seq), seq, new.values())
-        except InvalidTransition:
+        except (InvalidTransition, SequenceConflict):
             if self.log.tombstone(stream) is None:
                 raise  # Else it was deleted meanwhile, and was not looked at as it should be.
         return seq

@@ -592,3 +592,23 @@ def test_producers_that_write_at_once_all_get_through(log_url: str) -> None:
             list(pool.map(work, range(4)))
         state = store.project_snapshot("r-1")
         assert (state.last_event_seq, {step.status for step in state.steps}) == (41, {"SUCCESS"})
+
+
+def test_a_refusal_says_what_is_missing(open_store: Open) -> None:
+    run = producer(open_store())
+    with pytest.raises(InvalidTransition, match=r"the run is PENDING at attempt 1\. Call started\(\) first"):
+        run.completed()
+    run.started()
+    with pytest.raises(InvalidTransition, match=r"Call step_started\('extract'\) first"):
+        run.step_completed("extract")
+    run.completed()
+    with pytest.raises(InvalidTransition, match=r"the run is COMPLETED"):
+        run.cancelled()
+
+
+def test_a_store_of_another_model_says_how_to_get_a_producer(tmp_path: Path) -> None:
+    with (
+        runstate.open(f"wal:{tmp_path}/log") as store,
+        pytest.raises(TypeError, match=r"this store has 'daemon': open it with runstate\.open\(url, 'engine'\)"),
+    ):
+        store.run("r-1", tenant="acme", plan="nightly")

@@ -627,10 +627,15 @@ def test_a_producer_repeats_its_script_over_an_archived_run(log: EventLog, tmp_p
         return [result.seq for result in sent]
 
     first = script()
+    records = stored(log, "script")
     archive_all(log, tmp_path / "archive")
     assert log.stream("script") is None
     assert script() == first
     assert log.stream("script") is None
+    for count in (1, 2, 3):  # A restore that was killed half-way.
+        log.adopt("script", records[:count], model="engine")
+        assert script() == first
+        assert stored(log, "script") == records[:count]
 
 
 def test_a_restored_run_takes_new_events_and_is_archived_again(log: EventLog, tmp_path: Path) -> None:

@@ -28,7 +28,9 @@ from runstate.errors import (
     ModelMismatch,
     RunstateError,
     SequenceConflict,
+    StreamDeleted,
     StreamNotFound,
+    TenantMismatch,
     Truncated,
     UnknownModel,
 )
@@ -1124,3 +1126,48 @@ def test_a_stream_is_neither_read_nor_written_through_another_model(open_store: 
         with pytest.raises(ModelMismatch, match="'engine', not of 'audit'"):
             call()
     assert stored_seq(store) == 1
+
+
+def test_an_expected_seq_that_is_not_reached_yet_is_a_conflict_for_checked_appends(
+    open_store: Open, write: Write
+) -> None:
+    """Another writer might bring the stream there, with an event that makes this one impossible."""
+    store = open_store(check_transitions=True)
+    store.append_event(write("RunStarted"))
+    with pytest.raises(SequenceConflict):
+        store.append_event(write("StepStarted", step="s"), expected_seq=2)
+    assert store.append_event(write("RunStarted"), expected_seq=2).idempotent
+    assert store.append_event(write("StepStarted", step="s"), expected_seq=1).persisted
+
+
+def test_a_snapshot_from_beyond_the_end_of_its_stream_is_no_state(open_store: Open, write: Write) -> None:
+    """A reader may save it just after the stream was deleted and begun again."""
+    store = open_store()
+    for event in a_run(write):
+        store.append_event(event)
+    kept = store.log.load_snapshot("r-1", "engine")
+    assert kept is not None
+    store.delete_stream("r-1", forget=True)
+    store.append_event(write("RunStarted"))
+    store.log.save_snapshot("r-1", kept)
+    assert store.current_state("r-1").status == "RUNNING"
+    run = store.run("r-1", tenant="acme", plan="p")
+    with pytest.raises(InvalidTransition):
+        run.resumed()
+
+
+def test_a_refusal_that_can_be_foreseen_comes_before_the_first_stream_is_written(
+    open_store: Open, write: Write
+) -> None:
+    store = open_store()
+    store.append_event(write("RunStarted", run="r-2"))
+    other = msgspec.structs.replace(write("RunCompleted", run="r-2"), tenant_id="somebody-else")
+    with pytest.raises(TenantMismatch) as refused:
+        store.append_events([write("RunStarted", run="r-1"), other])
+    assert refused.value.details["index"] == 1
+    assert [info.stream for info in store.log.streams()] == ["r-2"]
+    store.delete_stream("r-2")
+    with pytest.raises(StreamDeleted) as deleted:
+        store.append_events([write("RunStarted", run="r-1"), write("RunCompleted", run="r-2")])
+    assert deleted.value.details["index"] == 1
+    assert store.log.streams() == []

@@ -13,7 +13,7 @@ from runstate.cli.output import counted, words, write_json, write_line
 from runstate.cli.progress_display import track
 from runstate.cli.seals import KeyFile, SealsFile, read_seals_for, seal_findings
 from runstate.cli.stream_stores import StreamStores, open_streams
-from runstate.errors import RunstateError, StreamNotFound, shown_url
+from runstate.errors import RunstateError, StreamNotFound, UnknownModel, shown_url
 from runstate.logs.log import Capability, Finding
 
 
@@ -29,29 +29,31 @@ def verify(
 ) -> None:
     """Look for damage: missing, changed or foreign events, snapshots and blobs, and events that cannot be folded.
 
-    Exit code 1 when there is some.
+    Exit code 1 when there is some, or a stream could not be checked.
     """
-    damage = warnings = differing = 0
+    damage = unread = warnings = differing = 0
     sealed = read_seals_for(stream, seals_file, key_file)
     with open_streams(url, model) as stores:
         log = stores.log
         _check_stream(stores, stream, is_needed=sealed is None)  # A sealed stream that is gone is a finding.
         findings = chain(_findings(stores, stream), () if sealed is None else seal_findings(log, stream, *sealed))
         for finding in track(findings, "verifying"):
-            damage += finding.severity == "damage"
+            damage += finding.severity == "damage" and finding.code != UnknownModel.code
+            unread += finding.code == UnknownModel.code
             warnings += finding.severity == "warning"
             differing += finding.severity == "damage" and finding.code.startswith("seal.")
             write_finding(finding, as_json, url)
         is_empty = not log.streams(limit=1)
         stores.report_left_out()
-    if damage or warnings:
-        words.print(f"{damage} damaged, {counted(warnings, 'warning')}")
+    if damage or unread or warnings:
+        not_folded = f"{counted(unread, 'stream')} not checked, " if unread else ""
+        words.print(f"{damage} damaged, {not_folded}{counted(warnings, 'warning')}")
     else:
         words.print("nothing to verify: the log has no streams" if is_empty else "intact")
     if sealed is not None:
         count = len(sealed[0])
         words.print(f"{count - differing} of {counted(count, 'sealed stream')} unchanged since sealing")
-    raise typer.Exit(1 if damage else 0)
+    raise typer.Exit(1 if damage or unread else 0)
 
 
 def repair(

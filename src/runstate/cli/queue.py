@@ -39,7 +39,7 @@ def push(
         typer.Argument(help="What is to be done: JSON, or else text. Default: each line of standard input."),
     ] = None,
     item_id: Annotated[
-        str, typer.Option("--id", help="The item's id, refused while the queue holds it. Default: made up.")
+        str, typer.Option("--id", help="The item's id, refused while the queue holds it. Default: a new one.")
     ] = "",
     event_id: Annotated[
         str, typer.Option("--event-id", help="The push's own id: sent again with it, it changes nothing.")

@@ -91,6 +91,8 @@ def restore(
     What the log holds already is passed over; interrupted, simply run it again.
     """
     with ExitStack() as stack:
+        if ":" in directory.name and not directory.exists():
+            raise typer.BadParameter(f"{directory} is a log; name the archive's directory first, then the log")
         archived = stack.enter_context(ArchiveLog(directory))
         try:
             found = resolve_model(archived.info.model, model, f"The archive {directory}")

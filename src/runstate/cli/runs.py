@@ -51,7 +51,7 @@ Place = Annotated[str, typer.Argument(help="The application's graph: FILE.py:NAM
 def run(
     place: Place,
     runs: RunsDirectory = Path("runs"),
-    run_id: Annotated[str | None, typer.Option("--id", help="The id of the new run. Default: made up.")] = None,
+    run_id: Annotated[str | None, typer.Option("--id", help="The id of the new run. Default: a new one.")] = None,
     parameter: Annotated[
         list[str] | None, typer.Option("--param", "-p", help="A parameter, as NAME=VALUE; VALUE may be JSON.")
     ] = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -54,10 +54,12 @@ _sort_keys: dict[SortBy, Callable[[StreamInfo], Any]] = {
 
 def streams(
     url: Url,
-    status: Annotated[str | None, typer.Option("--status", help="Only streams in this status: FAILED.")] = None,
+    status: Annotated[
+        str | None, typer.Option("--status", help="Only streams with this status, such as FAILED.")
+    ] = None,
     tenant: Annotated[str | None, typer.Option("--tenant", help="Only streams of this tenant.")] = None,
     since: Annotated[
-        str | None, typer.Option("--since", help="Only streams written to since: 2h, 7d, 2026-11-15T09:30:00Z.")
+        str | None, typer.Option("--since", help="Only streams with an event since: 2h, 7d, 2026-11-15T09:30:00Z.")
     ] = None,
     like: Annotated[str | None, typer.Option("--like", help="Only ids that match this pattern: 'run-00*'.")] = None,
     sort: Annotated[SortBy, typer.Option("--sort", help="Sort by id, events, first or last event.")] = SortBy.STREAM,
@@ -73,7 +75,8 @@ def streams(
         chosen: Iterable[StreamInfo] = filter(lambda info: _is_chosen(info, tenant, moment, like), stores.all(after))
         if sort is not SortBy.STREAM or reverse:
             chosen = sorted(chosen, key=_sort_keys[sort], reverse=reverse)
-        rows = ((info, _status(stores, info)) for info in chosen)
+        met: set[str] = set()
+        rows = _with_status(stores, chosen, met)
         wanted = ((info, found) for info, found in rows if status is None or found.lower() == status.lower())
         found = list(islice(wanted, limit + 1))
         more, found = len(found) > limit, found[:limit]
@@ -87,10 +90,18 @@ def streams(
         _report_not_installed(stores, [info for info, _ in found])
     if not found:
         is_filtered = status or tenant or since or like or after
-        words.print("0 streams" + (" match" if is_filtered else ""))
+        others = f"; they are {', '.join(sorted(met - {''}))}" if status and met - {""} else ""
+        words.print("0 streams" + (" match" if is_filtered else "") + others)
     if more:
         onward = f"continue with --after {found[-1][0].stream}" if sort is SortBy.STREAM and not reverse else "raise it"
         words.print(f"stopped at --limit {limit}; {onward}")
+
+
+def _with_status(stores: StreamStores, infos: Iterable[StreamInfo], met: set[str]) -> Iterator[tuple[StreamInfo, str]]:
+    """Streams with their statuses, each of which is put into `met`."""
+    for info in infos:
+        met.add(found := _status(stores, info))
+        yield info, found
 
 
 def _is_chosen(info: StreamInfo, tenant: str | None, since: datetime | None, like: str | None) -> bool:
@@ -142,8 +153,8 @@ def snapshot(
 def diff(
     url: Url,
     stream: Stream,
-    from_seq: Annotated[int, typer.Option("--from", min=0, help="The earlier place.", show_default=False)],
-    to_seq: Annotated[int, typer.Option("--to", min=0, help="The later place.", show_default=False)],
+    from_seq: Annotated[int, typer.Option("--from", min=0, help="The earlier seq.", show_default=False)],
+    to_seq: Annotated[int, typer.Option("--to", min=0, help="The later seq.", show_default=False)],
     model: ModelName = None,
     as_json: AsJson = False,
 ) -> None:

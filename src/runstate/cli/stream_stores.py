@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from runstate.cli.output import counted, words
-from runstate.errors import UnknownModel
+from runstate.errors import UnknownModel, shown_url
 from runstate.logs.archived_streams import stream_not_found
 from runstate.logs.log import EventLog, StreamInfo
 from runstate.logs.pairing import holds_others, model_for
@@ -85,7 +85,10 @@ class StreamStores:
         """
         info = self.log.stream(stream)
         if info is None:
-            raise stream_not_found(self.log, stream)
+            error = stream_not_found(self.log, stream)
+            if self.log.tombstone(stream) is None:
+                error.args = (f"{error}; 'runstate streams {shown_url(self._url)}' lists those that are there",)
+            raise error
         return info
 
     def all(self, after: str = "") -> Iterator[StreamInfo]:

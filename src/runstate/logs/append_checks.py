@@ -22,11 +22,11 @@ def check_appendable(log: EventLog, stream: str, drafts: Sequence[Draft]) -> Non
         ModelMismatch, TenantMismatch, StreamDeleted: as the append would, if the stream stays as it is.
     """
     info = log.stream(stream)
+    if info is not None:
+        check_model(stream, info.model, shared_model(stream, drafts))
     if log.tombstone(stream) is not None:
         answer_from_archive(log, stream, drafts)
         return
-    if info is not None:
-        check_model(stream, info.model, shared_model(stream, drafts))
     tenant = drafts[0].tenant if info is None else info.tenant
     for draft in drafts:
         if draft.tenant not in ("", tenant) and log.find(stream, draft.key) is None:

@@ -150,7 +150,7 @@ class Model(ABC, Generic[W, E, S]):
     """
 
     name: ClassVar[str]
-    version: ClassVar[int]
+    version: ClassVar[int] = 1
     """Raise it with every change of the fold or the state: snapshots of another version are rebuilt."""
     loads_versions: ClassVar[frozenset[int]] = frozenset()
     """Earlier versions whose states `load` still reads, for a stream whose events are gone: a log was compacted."""
@@ -216,8 +216,10 @@ class Model(ABC, Generic[W, E, S]):
         except RunstateError:
             raise
         except Exception as error:
+            # A model that finds the kind of an event in a dictionary says no more than that it is not there.
+            said = "" if isinstance(error, KeyError) else f": {error!r}{where(error)}"
             raise InvalidEvent(
-                f"{type(event).__name__} is not an event of the model {self.name!r}: {error!r}{where(error)}. "
+                f"{type(event).__name__} is not an event of the model {self.name!r}{said}. "
                 "Append an event object; to append JSON, read it with store.model.parse(line) first"
             ) from error
 

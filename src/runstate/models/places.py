@@ -67,8 +67,11 @@ def why(place: str, error: BaseException) -> str:
 
 def _what_it_has(module: Any) -> str:
     """The public classes and objects that a module defines itself, for somebody who has mistyped one."""
-    own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
-    names = sorted(name for name in own if not name.startswith("_"))
+    found = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    own = [name for name, value in found.items() if getattr(value, "__module__", "") == module.__name__]
+    # What an application makes of a class from elsewhere, such as its graph, comes first: it is what is asked for.
+    made = [name for name, value in found.items() if type(value).__module__.startswith("runstate.")]
+    names = [*sorted(made), *sorted(own)]
     return f"; it has: {', '.join(names[:10])}" if names else ""
 
 

@@ -137,3 +137,23 @@ def test_durations_are_written_as_people_write_them(text: str, back: timedelta) 
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter):
         parse_age(text)
+
+
+def test_a_restore_whose_arguments_are_swapped_says_so(filled: Cli) -> None:
+    assert filled("archive", "sqlite:log.db", "--to", "old", "--older-than", "0s").code == 0
+    done = filled("restore", "sqlite:log.db", "old")
+    assert done.code == 2
+    assert "name the archive's directory first" in done.err.replace("\n", " ")
+
+
+def test_a_stream_of_another_model_is_archived_with_the_model_that_it_records(filled: Cli) -> None:
+    lines = [line for lines in histories("rundir", 0, 2).values() for line in lines]
+    assert filled("append", "sqlite:log.db", "--model", "rundir", stdin=b"\n".join(lines)).code == 0
+    everything = ("--to", "old", "--older-than", "0s", "--json")
+    (info,) = filled("streams", "sqlite:log.db", "--model", "rundir", "--json").rows[:1]
+    mixed = filled("archive", "sqlite:log.db", "--stream", info["stream"], "--stream", "engine-0-0001", *everything)
+    assert (mixed.code, "'engine'" in mixed.err, "'rundir'" in mixed.err) == (2, True, True)
+    assert not os.path.exists("old")
+    done = filled("archive", "sqlite:log.db", "--stream", info["stream"], *everything)
+    assert (done.code, [row["stream"] for row in done.rows]) == (0, [info["stream"]])
+    assert filled("streams", "archive:old", "--json").rows[0]["model"] == "rundir"

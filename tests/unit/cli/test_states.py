@@ -229,7 +229,9 @@ def test_a_limited_list_says_how_to_continue(fleet: Cli) -> None:
 
 def test_filters_that_match_nothing_say_so(fleet: Cli) -> None:
     outcome = fleet("streams", "sqlite:fleet.db", "--status", "COMPLETED")
-    assert (outcome.code, outcome.out, outcome.err) == (0, "", "0 streams match\n")
+    assert (outcome.code, outcome.out) == (0, "")
+    assert outcome.err.startswith("0 streams match; they are ")
+    assert fleet("streams", "sqlite:fleet.db", "--tenant", "nobody").err == "0 streams match\n"
 
 
 @pytest.mark.parametrize("since", ["yesterday", "5y", "2026-11-15T09:30:00"])

@@ -24,12 +24,14 @@ from runstate.errors import (
     ModelMismatch,
     SequenceConflict,
     SnapshotTooNew,
+    StreamDeleted,
     Truncated,
 )
-from runstate.logs.log import Record, StoredSnapshot
+from runstate.logs.log import Record, StoredSnapshot, Tombstone
 from runstate.logs.simulated_disk import SimulatedDisk
 from runstate.logs.wal import WalLog, ledger, open_url
 from runstate.logs.wal.options import WalOptions
+from runstate.logs.wal.writer import Writer
 from runstate.models.canonical import digest
 from runstate.models.model import Draft
 
@@ -738,3 +740,46 @@ def test_a_stream_whose_ledger_is_lost_records_no_model_any_more(opened: Opening
     assert [info.model for info in log.streams()] == [""]
     written(log, "b")
     assert [info.model for info in log.streams()] == [""]
+
+
+def before_the_flush(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Act once, when an adoption has buffered its records and is about to flush them."""
+    write_out, calls = Writer.write_out, list[Writer]()
+
+    def meddle(writer: Writer) -> None:
+        calls.append(writer)
+        if len(calls) == 2:  # The first one made sure that nothing else is buffered.
+            act()
+        write_out(writer)
+
+    monkeypatch.setattr(Writer, "write_out", meddle)
+
+
+def test_an_append_behind_adopted_records_of_the_same_flush_meets_the_tombstone(
+    opened: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, refused = opened(), list[str]()
+    log.append("s", numbered(4))
+    before = log.read("s")
+    log.delete_stream("s", tombstone=Tombstone("s", 4))
+
+    def send() -> None:
+        for draft in (note("k4"), note("new")):
+            with pytest.raises(StreamDeleted):
+                log.append_buffered("s", [draft])
+            refused.append(draft.key)
+
+    with monkeypatch.context() as patch:
+        before_the_flush(patch, send)
+        assert log.adopt("s", before[:2], model="notes") == 2
+    assert refused == ["k4", "new"]
+    assert log.adopt("s", before, model="notes") == 2
+    assert log.read("s") == before
+
+
+def test_an_append_behind_the_last_adopted_record_has_a_time(opened: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = opened()
+    before_the_flush(monkeypatch, lambda: log.append_buffered("s", [note("new")]))
+    log.adopt("s", as_held("s", numbered(2)), model="notes")
+    log.flush()
+    assert [bool(record.persisted_at) for record in log.read("s")] == [True] * 3

@@ -15,12 +15,14 @@ _files = {
     "imports.py": "import nothing_of_that_name\n",
     "exits.py": "raise SystemExit('configure me first')\n",
     "other.py": "class Order: pass\nclass Invoice: pass\n",
+    "made.py": "from runstate.runtimes.orchestrator import Graph\nflow = Graph('flow')\ndef work(job): pass\n",
 }
 _cases = [
     ("syntax.py:X", ["syntax.py, line 1", "invalid syntax", "fix the file"]),
     ("imports.py:X", ["imports.py:1", "'nothing_of_that_name' is not installed", "pip install"]),
     ("exits.py:X", ["configure me first", "exits.py:1", "if __name__ == '__main__':"]),
     ("other.py:Missing", ["other.py has no 'Missing'", "it has: Invoice, Order"]),
+    ("made.py:graph", ["made.py has no 'graph'", "it has: flow, work"]),
     ("directory:X", ["directory is a directory", "FILE.py:NAME"]),
     ("directory.py:X", ["directory.py is a directory", "FILE.py:NAME"]),
     ("/dev/null:X", ["/dev/null is not a Python file", "FILE.py:NAME"]),

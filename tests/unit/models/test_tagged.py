@@ -325,3 +325,29 @@ def test_the_models_file_needs_no_more_than_a_screen() -> None:
 
 def test_the_model_stands_in_a_file(thermostat: str) -> None:
     assert Path(thermostat.rpartition(":")[0]).is_file()
+
+
+def test_a_model_that_names_no_version_has_version_1(tmp_path: Path) -> None:
+    class Counted(msgspec.Struct, tag="counted", frozen=True):
+        pass
+
+    class Total(msgspec.Struct, frozen=True):
+        count: int = 0
+
+    class Counter(TaggedModel[Counted, Total]):
+        name = "counter"
+        events, state = Counted, Total
+
+        def evolve(self, state: Total, fact: Fact[Counted]) -> Total:
+            return Total(state.count + 1)
+
+    with runstate.open(f"sqlite:{tmp_path}/log.db", Counter()) as store:
+        store.append_event(Fact("s", Counted(), key="a"))
+        assert store.rebuild_snapshot("s").version == 1
+
+
+def test_what_is_no_event_at_all_is_refused_without_the_models_inside(tmp_path: Path) -> None:
+    with runstate.open("memory:", "engine") as store, pytest.raises(InvalidEvent) as refused:
+        store.append_event({"type": "RunStarted"})  # type: ignore[arg-type]
+    assert "KeyError" not in str(refused.value)
+    assert "store.model.parse(line)" in str(refused.value)

@@ -30,6 +30,7 @@ from runstate.logs.planning import StreamPlan
 from runstate.logs.sealed import sealed
 from runstate.logs.stream_models import model_after
 from runstate.logs.tombstone_files import drop_if_restored, find_tombstone
+from runstate.logs.tombstones import if_counting
 from runstate.models.canonical import digest
 from runstate.models.model import Draft
 
@@ -173,7 +174,7 @@ class Run:
                 self._add(group, job)
             waiting = group.jobs
             failure = self._write(group) if group.lines else None
-            if not group.plan.last_seq:
+            if if_counting(group.plan.tombstone, group.plan.last_seq) or not group.plan.last_seq:
                 # The log lets go of a run that is not loaded, and of its lock: another process may restore the run.
                 self._let_go()
         except (Gone, RunstateError) as error:

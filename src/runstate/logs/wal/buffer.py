@@ -119,7 +119,7 @@ class Buffer:
         """`add` for what it is nearly always asked for: one new event, behind others of its flush. None: it is not."""
         batch, keys, seq, key, event_id = self.filling, held.keys, self._seq + 1, draft.key, draft.event_id
         try:
-            if draft.model != self._model or draft.tenant != self._tenant:
+            if draft.model != self._model or draft.tenant != self._tenant or self._deleted is not None:
                 return None
             if key in held.old_keys or keys.setdefault(key, seq) < seq:
                 return None
@@ -151,7 +151,7 @@ class Buffer:
         batch, tail = self.filling, self._tail
         new: list[Entry] = []
         if not batch.lines:
-            batch.born = monotonic()
+            batch.persisted_at, batch.born = now(), monotonic()
         try:
             for record in records:
                 envelope = Envelope(

@@ -60,9 +60,8 @@ class Writer:
         self._report = report
         self._bell, self._ledger_lock = Condition(self.gate), Lock()
         self._buffer = Buffer(files.stream, self, self._stored, partial(find_tombstone, disk, files.root, files.stream))
-        self._is_led, self._claims = False, 0
+        self._is_led, self._is_poisoned, self._claims = False, False, 0
         self._crowd = options.flush_entries * _backlog
-        self._is_poisoned = False
         self._flusher: Thread | None = None
 
     # --- appending -----------------------------------------------------------------------------------------
@@ -160,7 +159,8 @@ class Writer:
             return self._buffer.add(held, drafts, expected_seq)
         except StreamDeleted:
             # The log closes a writer that is not loaded, and frees its lock: another process may restore the stream.
-            self.forget()
+            if self._buffer.is_empty and not self.upkeep.locked():
+                self.forget()
             raise
 
     # --- flushing ------------------------------------------------------------------------------------------
