@@ -257,9 +257,11 @@ class Store(Generic[W, E, S]):
 
         Of a stream that was moved to an archive, and is not wholly restored, it is the last state there.
         """
-        info = self._find(stream)
+        stored, info = self.snapshots.stored(stream), self._find(stream)
         if (source := source_of(self.log, stream)) is self.log:
-            return self._state_at(stream, 0 if info is None else info.last_seq)
+            if stored is not None and (info is None or stored.seq > info.last_seq):  # Of an earlier stream of that id.
+                return self._fold(self.model.initial(stream), stream, 0, None)
+            return self._state_at(stream, None, stored)
         with translate_model_errors(self.model, stream):
             return self.model.fold(self.model.initial(stream), source.lines(stream))
 

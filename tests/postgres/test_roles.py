@@ -81,7 +81,7 @@ def test_a_writer_learns_of_a_deletion_and_restores_the_stream_only_with_the_rig
         with pytest.raises(LogFailed, match="permission denied for table tombstones"):
             written.adopt("s", held, model="notes")
         assert written.tombstone("s") == tombstone_of("s")
-        session.execute(f"GRANT DELETE ON tombstones TO {writer}".encode())
+        session.execute(f"GRANT INSERT, DELETE ON tombstones TO {writer}".encode())
         assert written.adopt("s", held, model="notes") == 2
 
 

@@ -24,6 +24,7 @@ from runstate.errors import (
     InvalidArgument,
     LogBusy,
     LogDamaged,
+    ModelMismatch,
     NotALog,
     SequenceConflict,
     StreamDeleted,
@@ -32,6 +33,7 @@ from runstate.errors import (
 )
 from runstate.logs.archive import ArchiveLog, writing
 from runstate.logs.archive.directory import ArchiveDirectory
+from runstate.logs.archived_streams import answer_from_archive
 from runstate.logs.log import Capability, EventLog, Record, StoredSnapshot, Tombstone
 from runstate.logs.memory import MemoryLog
 from runstate.logs.registry import open_log
@@ -763,3 +765,12 @@ def test_an_archive_whose_path_is_no_text_is_refused_before_anything_is_touched(
     with pytest.raises(InvalidArgument, match="not UTF-8"):
         ArchiveDirectory(tmp_path / os.fsdecode(b"\xff")).prepare("engine")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_event_of_another_model_is_not_answered_from_the_archive(log: EventLog, tmp_path: Path) -> None:
+    run = sorted(fill(log))[0]
+    first = stored(log, run)[0]
+    archive_all(log, tmp_path / "archive")
+    draft = note(first.key, tenant="", model="notes")
+    with pytest.raises(ModelMismatch, match="'engine', not of 'notes'"):
+        answer_from_archive(log, run, [draft])

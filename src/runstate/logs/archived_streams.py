@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from runstate.errors import LogBusy, RunstateError, SequenceConflict, StreamDeleted, StreamNotFound
 from runstate.logs.log import AppendResult, EventLog, Record, StreamInfo, now
 from runstate.logs.planning import first_result
+from runstate.logs.stream_models import check_model, shared_model
 from runstate.logs.tombstones import Tombstone, deleted_error
 from runstate.models.model import Draft
 
@@ -65,13 +66,19 @@ def answer_from_archive(log: EventLog, stream: str, drafts: Sequence[Draft]) -> 
 
     Raises:
         StreamDeleted: the stream was not archived, one of the drafts is new, or the archive cannot be read.
+        ModelMismatch: the stream is of another model than the drafts.
         LogBusy: the stream was restored meanwhile.
     """
     tombstone = log.tombstone(stream)
     if tombstone is None:
         raise LogBusy(f"The stream {stream!r} was just restored; try again", stream=stream)
     keys = {draft.key for draft in drafts}
-    firsts = _find(_open_archive(tombstone), stream, keys) if tombstone.archive else {}
+    firsts: dict[str, Record] = {}
+    if tombstone.archive:
+        archive = _open_archive(tombstone)
+        if (info := archive.stream(stream)) is not None:
+            check_model(stream, info.model, shared_model(stream, drafts))
+        firsts = _find(archive, stream, keys)
     if firsts.keys() != keys:
         raise deleted_error(tombstone)
     return [first_result(draft, firsts[draft.key]) for draft in drafts]

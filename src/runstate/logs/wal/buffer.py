@@ -61,11 +61,7 @@ class Buffer:
             ticket = self._add_one(held, drafts[0])
             if ticket is not None:
                 return ticket
-        model = model_after(self._stream, self._model, shared_model(self._stream, drafts), self._seq)
-        if self._deleted is UNSET:  # While this process holds the lock, nobody else changes it.
-            self._deleted = self._tombstone()
-        check_not_deleted(self._deleted, self._seq, drafts)
-        tenant = drafts[0].tenant if self._tenant is None and drafts else self._tenant or ""
+        model, tenant = self._check_open(drafts)
         batch, seq, previous, after = self.filling, self._seq, self._previous, self._tail
         keys, removed = held.keys, held.old_keys
         new: list[Entry] = []
@@ -114,6 +110,18 @@ class Buffer:
         self._seq = self._tail = seq
         self._previous = previous
         return Ticket(self._settler, batch.outcome, results)
+
+    def _check_open(self, drafts: Sequence[Draft]) -> tuple[str, str]:
+        """The model and the tenant of the stream once these drafts are added to it.
+
+        Raises:
+            ModelMismatch, StreamDeleted, LogDamaged, OSError: they cannot be.
+        """
+        model = model_after(self._stream, self._model, shared_model(self._stream, drafts), self._seq)
+        if self._deleted is UNSET:  # While this process holds the lock, nobody else changes it.
+            self._deleted = self._tombstone()
+        check_not_deleted(self._deleted, self._seq, drafts)
+        return model, drafts[0].tenant if self._tenant is None and drafts else self._tenant or ""
 
     def _add_one(self, held: Held, draft: Draft) -> Ticket | None:
         """`add` for what it is nearly always asked for: one new event, behind others of its flush. None: it is not."""
