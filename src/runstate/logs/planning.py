@@ -1,6 +1,7 @@
-"""The append rule, one for all logs: what is new among some drafts, what is refused, and what their callers are told.
+"""The append rule that all logs share: which drafts are new, which are retries, and which are refused.
 
-A log looks up where a stream stands, at a time when nobody else can change it, plans here, and writes what is new.
+While a log holds the lock on a stream, it reads the last seq, tenant and model, plans the append here, and writes what
+is new.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class StreamPlan:
             except RunstateError:
                 raise
             except Exception as error:
-                # What a draft does wrong must reach its caller as an error of ours, and nobody beside it.
+                # A draft that cannot be rendered fails its own append, not the group.
                 raise LogFailed(f"It cannot be written: {error!r}") from error
             new[draft.key], previous = record, record.body
             results.append(AppendResult(record.event_id, seq, record.persisted_at))
@@ -120,7 +121,7 @@ def first_result(draft: Draft, first: Stored) -> AppendResult:
 
 
 def check_tenant(stream: str, tenant: str, draft: Draft) -> None:
-    """A stream belongs to the tenant of its first event. If that names none, as in contract v1, it belongs to nobody.
+    """A stream belongs to the tenant of its first event. If that has none, as in contract v1, any tenant may append.
 
     Raises:
         TenantMismatch: the draft is of another tenant.

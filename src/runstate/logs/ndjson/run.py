@@ -198,7 +198,7 @@ class Run:
         return StreamPlan(*head, find=find, previous=held.previous, tombstone=tombstone)
 
     def _find_tombstone(self) -> Tombstone | None:
-        """The tombstone, looked up once while this process holds the lock: nobody else changes it."""
+        """The tombstone. It is read once: it cannot change while this process holds the lock."""
         if self._tombstone is UNSET:
             self._tombstone = find_tombstone(self._disk, self.files.root, self.files.stream)
         return self._tombstone

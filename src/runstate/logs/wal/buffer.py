@@ -118,7 +118,7 @@ class Buffer:
             ModelMismatch, StreamDeleted, LogDamaged, OSError: they cannot be.
         """
         model = model_after(self._stream, self._model, shared_model(self._stream, drafts), self._seq)
-        if self._deleted is UNSET:  # While this process holds the lock, nobody else changes it.
+        if self._deleted is UNSET:  # Read once: it cannot change while this process holds the lock.
             self._deleted = self._tombstone()
         check_not_deleted(self._deleted, self._seq, drafts)
         return model, drafts[0].tenant if self._tenant is None and drafts else self._tenant or ""
