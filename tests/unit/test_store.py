@@ -1129,15 +1129,23 @@ def test_a_stream_is_neither_read_nor_written_through_another_model(open_store: 
 
 
 def test_an_expected_seq_that_is_not_reached_yet_is_a_conflict_for_checked_appends(
-    open_store: Open, write: Write
+    open_store: Open, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another writer might bring the stream there, with an event that makes this one impossible."""
+    """Another writer brings the stream there after the check, with an event that makes this one impossible."""
     store = open_store(check_transitions=True)
     store.append_event(write("RunStarted"))
-    with pytest.raises(SequenceConflict):
-        store.append_event(write("StepStarted", step="s"), expected_seq=2)
+    append = store.log.append
+
+    def cancel_first(stream: str, drafts: Any, *, expected_seq: int | None = None) -> Any:
+        append(stream, [store.model.draft(write("RunCancelled"))[1]])
+        return append(stream, drafts, expected_seq=expected_seq)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.log, "append", cancel_first)
+        with pytest.raises(SequenceConflict):
+            store.append_event(write("StepStarted", step="s"), expected_seq=2)
+    assert "StepStarted" not in [event.event_type for event in store.fetch_events("r-1")]
     assert store.append_event(write("RunStarted"), expected_seq=2).idempotent
-    assert store.append_event(write("StepStarted", step="s"), expected_seq=1).persisted
 
 
 def test_a_snapshot_from_beyond_the_end_of_its_stream_is_no_state(open_store: Open, write: Write) -> None:
