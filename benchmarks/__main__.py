@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 from rich.console import Console
 
-from benchmarks import append, growth, replay, rundir, sessions
+from benchmarks import append, checked_reads, growth, replay, rundir, sessions
 from benchmarks.case import Case
 from benchmarks.measure import Result, measure
 from benchmarks.plot import save_plot
@@ -26,7 +26,8 @@ plot_default = Path("benchmarks/results/benchmarks.png")
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     quick = options.quick
-    every = [*append.cases(), *replay.cases(), *growth.cases(quick), *rundir.cases(quick), *sessions.cases(quick)]
+    every = [*append.cases(), *replay.cases(), *checked_reads.cases(), *growth.cases(quick), *rundir.cases(quick)]
+    every += sessions.cases(quick)
     chosen = [case for case in every if _wanted(case.name, options.only, {case.name for case in every})]
     if not chosen:
         print("No case is called so. There are: " + ", ".join(case.name for case in every), file=sys.stderr)

@@ -49,7 +49,7 @@ class PostgresServer:
             self._bin = self._directory / _package.name / "pginstall/bin"
         self._data = self._directory / "data"
         self._log = self._directory / "server.log"
-        self._port = _free_port()
+        self._port = free_port()
         login = "postgres" if password is None else f"postgres:{quote(password, safe='')}"
         self.url = f"postgresql://{login}@127.0.0.1:{self._port}/postgres"
         options = ["-D", self._data, "-U", "postgres", "-E", "UTF8", "--locale=C", "--no-sync", "-A"]
@@ -145,7 +145,7 @@ def _drop_schema(schema: str) -> None:
         connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema)))
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -14,7 +14,8 @@ import msgspec
 
 from runstate.errors import BlobNotFound, InvalidUrl, LogDamaged, StreamNotFound, shown_url
 from runstate.logs.archived_streams import check_not_older
-from runstate.logs.log import Capability, EventLog, Record, StreamInfo, begins_after, blob_refs, refuse
+from runstate.logs.blob_refs import blob_refs
+from runstate.logs.log import Capability, EventLog, Record, StreamInfo, begins_after, refuse
 from runstate.logs.stream_models import check_model
 from runstate.models.model import AnyModel
 from runstate.models.model_errors import translate_model_errors

@@ -202,10 +202,12 @@ class Archiver:
 
     def _delete(self, info: StreamInfo, run: ArchivedRun, done: What) -> RunOutcome:
         try:
-            # A stream of the same length that was begun since is another one.
-            if self._log.stream(info.stream) not in (info, None):
-                return self._told(info, "moved_on", run)
-            self._log.delete_stream(info.stream, expected_seq=run.last_seq, tombstone=self._tombstone(run))
+            self._log.delete_stream(
+                info.stream,
+                expected_seq=run.last_seq,
+                first_persisted_at=info.first_persisted_at,
+                tombstone=self._tombstone(run),
+            )
         except StreamNotFound:
             return self._told(info, "gone", run)
         except SequenceConflict:

@@ -80,10 +80,10 @@ class StoreSink:
 
     def load(self, stream: str) -> Projected | None:
         state = self._log.load_snapshot(stream, self._model)
-        if state is None:
+        if state is None or not state.is_intact:
             return None
         known = self._log.load_snapshot(stream, self._beside)
-        if known is not None and (known.version, known.seq) == (state.version, state.seq):
+        if known is not None and known.is_intact and (known.version, known.seq) == (state.version, state.seq):
             with suppress(msgspec.MsgspecError):
                 return msgspec.structs.replace(_rows.decode(known.body), body=state.body)
         # Somebody else has kept the state. How many events are in it nobody wrote down: none is the safe guess.
@@ -120,7 +120,7 @@ class StoreSink:
     def _snapshots(self, row: Projected) -> Iterable[tuple[str, StoredSnapshot]]:
         known = msgspec.json.encode(msgspec.structs.replace(row, body=b""))
         for model, body in ((self._model, row.body), (self._beside, known)):
-            yield row.stream, StoredSnapshot(model, row.version, row.last_event_seq, digest(body), body)
+            yield row.stream, StoredSnapshot(model, row.version, row.last_event_seq, digest(body), body, row.born)
 
 
 def is_stale(log: EventLog, model: str, stream: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Generic
 import msgspec
 
 from runstate.alerts import AlertBook
-from runstate.errors import LogBusy, RunstateError, StreamNotFound, Truncated
+from runstate.errors import InvalidJson, LogBusy, RunstateError, StreamNotFound, Truncated
 from runstate.logs.log import EventLog, StoredSnapshot, StreamInfo, begins_after
 from runstate.models.canonical import digest
 from runstate.models.model import Alert, Model, S
@@ -78,21 +78,31 @@ class Snapshots(Generic[S]):
             None if body is None else StoredSnapshot(stored.model, self._model.version, stored.seq, digest(body), body)
         )
 
-    def save_current(self, stream: str, state: S, seq: int) -> None:
+    def load(self, stream: str, stored: StoredSnapshot) -> S | None:
+        """The state in a stored snapshot. None where it is none of this model, whose state was changed without a new
+        `version`: then only the events tell."""
+        try:
+            return self._model.load(stored.body)
+        except InvalidJson:
+            self._alerts.raise_once(_damaged(stream, stored))
+            return None
+
+    def save_current(self, info: StreamInfo, state: S) -> None:
         """Save a state that a reader had to bring up to date, so that the next one need not. A reader may lack the
         permission to write, or meet a writer: then the stored snapshot stays behind, and the answer is still right."""
         if self._every:
             with suppress(RunstateError):
-                self.keep(stream, state, seq)
+                self.keep(info.stream, state, info.last_seq, info.first_persisted_at)
 
     def of(self, state: S, seq: int) -> StoredSnapshot:
         body = self._model.dump(state)
         return StoredSnapshot(self._model.name, self._model.version, seq, digest(body), body)
 
-    def keep(self, stream: str, state: S, seq: int) -> None:
+    def keep(self, stream: str, state: S, seq: int, first_persisted_at: str) -> None:
         """Put a state on file. A stream that was deleted meanwhile has nothing left to keep a snapshot of."""
         with suppress(StreamNotFound):
-            self._log.save_snapshot(stream, self.of(state, seq))
+            made = self.of(state, seq)
+            self._log.save_snapshot(stream, msgspec.structs.replace(made, first_persisted_at=first_persisted_at))
 
     def appended(self, stream: str, lines: Sequence[tuple[int, bytes]]) -> None:
         """Bring the snapshot up to date with events that were just stored: their seq, and their line.
@@ -134,7 +144,7 @@ class Snapshots(Generic[S]):
         if kept.seq - kept.saved_seq >= self._every:
             # Contention: this handle's next append, or the next read, brings the stored snapshot up to date.
             with suppress(LogBusy):
-                self.keep(stream, kept.state, kept.seq)
+                self.keep(stream, kept.state, kept.seq, kept.born)
                 kept.saved_seq = kept.seq
 
     def _state(self, stream: str, info: StreamInfo) -> _Kept[S]:
@@ -147,10 +157,11 @@ class Snapshots(Generic[S]):
         # What was saved of a history that is gone may still be on file: only the log tells what has come in its place.
         may_load = kept is None or begins_after(self._log, stream) > 0
         stored = self.stored(stream) if may_load else None
-        if stored is None:
+        state = None if stored is None else self.load(stream, stored)
+        if stored is None or state is None:
             kept = _Kept(self._model.initial(stream), 0, info.first_persisted_at)
         else:
-            kept = _Kept(self._model.load(stored.body), stored.seq, info.first_persisted_at)
+            kept = _Kept(state, stored.seq, info.first_persisted_at)
             with suppress(Truncated):
                 kept.line_digest = self._line_digest(stream, stored.seq)
         with self._kept_lock:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Generic, Literal, Self, TypedDict, Unpack, overload
+from typing import Any, Generic, Literal, Self, Unpack, overload
 
 import msgspec
 
@@ -25,38 +25,22 @@ from runstate.errors import (
 )
 from runstate.logs.append_checks import check_appendable, index_in_batch
 from runstate.logs.archived_streams import answer_from_archive, find_event, source_of, stream_not_found, tombstone_for
-from runstate.logs.log import AppendResult, EventLog, StoredSnapshot, StreamInfo, check_after, check_expected
+from runstate.logs.bulk import Answer, append_many
+from runstate.logs.log import AppendResult, EventLog, StoredSnapshot, check_after, check_expected
 from runstate.logs.pairing import model_for
 from runstate.logs.registry import open_log
-from runstate.logs.stream_models import check_model
+from runstate.logs.stream_models import find_stream, find_whole_stream
 from runstate.logs.stream_times import seq_at
+from runstate.logs.unfoldable import folding
 from runstate.models.engine.events import RunEventRecord
 from runstate.models.engine.model import EngineEvent, EngineModel
 from runstate.models.engine.state import RunSnapshot
 from runstate.models.model import AlertSink, AnyModel, Draft, E, Model, S, W
-from runstate.models.model_errors import translate_model_errors
 from runstate.models.registry import find_model
 from runstate.models.transitions import check_possible
 from runstate.producer import RunProducer
 from runstate.snapshots import Snapshots, StoredState
-
-event_bytes_default = 1024 * 1024
-"""An event larger than this is refused unless the store was opened with another limit."""
-
-
-class StoreOptions(TypedDict, total=False):
-    """How a store behaves."""
-
-    snapshot_every: int
-    """Keep a snapshot with every append (1, the default), once this many events have come (n), or never (0)."""
-    check_transitions: bool
-    """Refuse an event that is impossible in the state that its stream is in. Default: it is kept, and flagged."""
-    strict_keys: bool
-    """Refuse an event whose key is not the one that its fields give. Default: a store takes the key it is given."""
-    event_bytes_max: int
-    """The size beyond which an event is refused. Default: 1 MiB."""
-    on_alert: AlertSink | None
-    """Called once for each new alert. Default: alerts go to the logger `runstate.alerts`."""
+from runstate.store_options import StoreOptions, event_bytes_default
 
 
 @overload
@@ -112,8 +96,7 @@ class Store(Generic[W, E, S]):
     ) -> None:
         self.log, self.model, self.alerts = log, model, AlertBook(on_alert)
         self.snapshots = Snapshots(log, model, snapshot_every, self.alerts)
-        self._event_bytes_max, self._check_transitions = event_bytes_max, check_transitions
-        self._strict_keys = strict_keys
+        self._check_transitions, self._strict_keys, self._bytes_max = check_transitions, strict_keys, event_bytes_max
 
     # --- writing ---------------------------------------------------------------------------------------
 
@@ -163,11 +146,20 @@ class Store(Generic[W, E, S]):
                 check_appendable(self.log, stream, drafts := [draft for _, draft in numbered])
                 if self._check_transitions:
                     self._refuse_impossible(stream, drafts)
-        for stream, numbered in by_stream.items():
-            with index_in_batch(numbered):
-                appended = self._append(stream, [draft for _, draft in numbered], None)
-            for (index, _), result in zip(numbered, appended, strict=True):
-                results[index] = result
+        batches = [(stream, [draft for _, draft in numbered]) for stream, numbered in by_stream.items()]
+        answers = [None] * len(batches) if self._check_transitions else append_many(self.log, batches)
+        refusals: list[RunstateError] = []
+        for (stream, drafts), numbered, answer in zip(batches, by_stream.values(), answers, strict=True):
+            try:
+                with index_in_batch(numbered):
+                    appended = self._append(stream, drafts, None, answer)
+            except RunstateError as error:
+                refusals.append(error)
+            else:
+                for (index, _), result in zip(numbered, appended, strict=True):
+                    results[index] = result
+        if refusals:
+            raise refusals[0]
         return results
 
     def run(
@@ -207,25 +199,26 @@ class Store(Generic[W, E, S]):
     def fetch_events(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[E]:
         """At most `limit` events with `seq > after_seq`, ascending; empty for a stream that is not there."""
         check_after(after_seq)
-        self._find(stream)
+        find_stream(self.log, stream, self.model.name)
         return [self.model.decode(record.body) for record in self.log.read(stream, after_seq=after_seq, limit=limit)]
 
     def get_snapshot(self, stream: str) -> S | None:
         """The state now: the stored snapshot, brought up to date with the log. None if there is no such stream."""
-        if (info := self._find(stream)) is None:
+        if (info := find_whole_stream(self.log, stream, self.model.name)) is None:
             return None
         stored = self.snapshots.stored(stream)
-        if stored is not None and stored.seq == info.last_seq:
-            return self.model.load(stored.body)
         state = self._state_at(stream, info.last_seq, stored)
-        self.snapshots.save_current(stream, state, info.last_seq)
+        if stored is None or stored.seq != info.last_seq:
+            self.snapshots.save_current(info, state)
         return state
 
     def stored_snapshot(self, stream: str) -> StoredState[S] | None:
         """The snapshot as it is stored, and how far it is behind the log. None if none is stored."""
-        if (info := self._find(stream)) is None or (stored := self.snapshots.stored(stream)) is None:
+        info, stored = find_stream(self.log, stream, self.model.name), self.snapshots.stored(stream)
+        if info is None or stored is None:
             return None
-        return StoredState(self.model.load(stored.body), stored.seq, info.last_seq - stored.seq)
+        state = self.snapshots.load(stream, stored)
+        return None if state is None else StoredState(state, stored.seq, info.last_seq - stored.seq)
 
     def project_snapshot(self, stream: str) -> S:
         """The state, folded from the log alone; from its snapshot on, where the log was compacted.
@@ -244,7 +237,7 @@ class Store(Generic[W, E, S]):
         """
         if seq is not None and at is not None:
             raise ValueError("seq and at are two ways to say one thing; give one of them")
-        if self._find(stream) is None:
+        if find_stream(self.log, stream, self.model.name) is None:
             raise stream_not_found(self.log, stream)
         until = seq if at is None else seq_at(self.log, stream, at)
         try:
@@ -257,12 +250,12 @@ class Store(Generic[W, E, S]):
 
         Of a stream that was moved to an archive, and is not wholly restored, it is the last state there.
         """
-        stored, info = self.snapshots.stored(stream), self._find(stream)
+        stored, info = self.snapshots.stored(stream), find_whole_stream(self.log, stream, self.model.name)
         if (source := source_of(self.log, stream)) is self.log:
             if stored is not None and (info is None or stored.seq > info.last_seq):  # Of an earlier stream of that id.
                 return self._fold(self.model.initial(stream), stream, 0, None)
             return self._state_at(stream, None, stored)
-        with translate_model_errors(self.model, stream):
+        with folding(source, self.model, stream, 0):
             return self.model.fold(self.model.initial(stream), source.lines(stream))
 
     def diff(self, stream: str, *, from_seq: int, to_seq: int) -> list[Change]:
@@ -291,7 +284,7 @@ class Store(Generic[W, E, S]):
         Raises:
             StreamNotFound: there is no such stream.
         """
-        info = self._find(stream)
+        info = find_whole_stream(self.log, stream, self.model.name)
         if info is None:
             raise stream_not_found(self.log, stream)
         return self.snapshots.of(self.snapshot_at(stream, seq=info.last_seq), info.last_seq)
@@ -307,23 +300,13 @@ class Store(Generic[W, E, S]):
 
     # --- how -------------------------------------------------------------------------------------------
 
-    def _find(self, stream: str) -> StreamInfo | None:
-        """
-        Raises:
-            ModelMismatch: the stream records another model.
-        """
-        info = self.log.stream(stream)
-        if info is not None:
-            check_model(stream, info.model, self.model.name)
-        return info
-
     def _draft(self, event: W) -> tuple[str, Draft]:
         stream, draft = self.model.checked_draft(event)
         if not draft.model:  # Models outside this package may leave it empty.
             draft = msgspec.structs.replace(draft, model=self.model.name)
-        if len(draft.tail) > self._event_bytes_max:
+        if len(draft.tail) > self._bytes_max:
             raise EventTooLarge(
-                f"The event has {len(draft.tail)} bytes, the limit is {self._event_bytes_max}; "
+                f"The event has {len(draft.tail)} bytes, the limit is {self._bytes_max}; "
                 "keep the payload as a blob and append its reference, or open the store with a larger event_bytes_max",
                 bytes=len(draft.tail),
             )
@@ -333,10 +316,15 @@ class Store(Generic[W, E, S]):
                 raise KeyMismatch(f"The key {draft.key[:80]!r} is not the one that the event's fields give: {expected}")
         return stream, draft
 
-    def _append(self, stream: str, drafts: list[Draft], expected_seq: int | None) -> list[AppendResult]:
+    def _append(
+        self, stream: str, drafts: list[Draft], expected_seq: int | None, answer: Answer | None = None
+    ) -> list[AppendResult]:
+        """Append to one stream, and keep its snapshot. `answer` is the log's, where it was asked already."""
         append = self._append_possible if self._check_transitions else self.log.append
         try:
-            results = append(stream, drafts, expected_seq=expected_seq)
+            if isinstance(answer, RunstateError):
+                raise answer
+            results = append(stream, drafts, expected_seq=expected_seq) if answer is None else answer
         except StreamDeleted:
             results = answer_from_archive(self.log, stream, drafts)
         for draft, result in zip(drafts, results, strict=True):
@@ -370,7 +358,7 @@ class Store(Generic[W, E, S]):
             SequenceConflict: one of them is new, and the stream is not yet at `expected_seq`.
             InvalidTransition: with the `index` of the draft; the same answer as long as the stream stays as it is.
         """
-        if (info := self._find(stream)) is None and self.log.tombstone(stream) is not None:
+        if (info := find_stream(self.log, stream, self.model.name)) is None and self.log.tombstone(stream) is not None:
             return 0  # The append meets the tombstone.
         seq = 0 if info is None else info.last_seq
         new: dict[str, tuple[int, Draft]] = {}
@@ -391,9 +379,11 @@ class Store(Generic[W, E, S]):
         stored = stored or self.snapshots.stored(stream)
         if stored is None or (until_seq is not None and stored.seq > until_seq):
             return self._fold(self.model.initial(stream), stream, 0, until_seq)
-        return self._fold(self.model.load(stored.body), stream, stored.seq, until_seq)
+        if (state := self.snapshots.load(stream, stored)) is None:
+            return self._fold(self.model.initial(stream), stream, 0, until_seq)
+        return state if stored.seq == until_seq else self._fold(state, stream, stored.seq, until_seq)
 
     def _fold(self, state: S, stream: str, after_seq: int, until_seq: int | None) -> S:
         # Looking back raises no alerts: whoever folded these events first has raised them.
-        with translate_model_errors(self.model, stream):
+        with folding(self.log, self.model, stream, after_seq):
             return self.model.fold(state, self.log.lines(stream, after_seq=after_seq, until_seq=until_seq))

@@ -35,6 +35,7 @@ from runstate.errors import (
     StreamNotFound,
 )
 from runstate.logs.dynamodb import deletion, feed, items
+from runstate.logs.dynamodb.clock import ServerClock
 from runstate.logs.dynamodb.table import Item, decoded, encoded, encoded_key
 from runstate.logs.log import EventLog, StoredSnapshot
 from runstate.logs.registry import open_log
@@ -599,3 +600,29 @@ def test_a_url_that_makes_no_sense_is_refused_and_tells_no_secret(bad: str) -> N
     with pytest.raises(InvalidUrl) as caught:
         open_log(bad)
     assert "secret" not in str(caught.value)
+
+
+# --- the clock ------------------------------------------------------------------------------------------------------
+
+
+def test_a_clock_that_differs_from_the_services_refuses_new_events_and_answers_retries(log: Any) -> None:
+    log.append("s", notes("a"))
+    clock = log._table.clock
+    for seconds in (60, -60):
+        clock.time = lambda: time.time() + seconds  # noqa: B023
+        clock._last_date = ""
+        side = "ahead of" if seconds > 0 else "behind"
+        with pytest.raises(LogFailed, match=f"s {side} DynamoDB's"):
+            log.append("s", notes("b"))
+        assert log.append("s", notes("a"))[0].idempotent
+    clock.time, clock._last_date = time.time, ""
+    assert log.append("s", notes("b"))[0].seq == 2
+
+
+def test_an_answer_within_the_same_seconds_is_no_skew() -> None:
+    clock = ServerClock()
+    clock.time = lambda: 1_000_000_000.9
+    clock.note("Sun, 09 Sep 2001 01:46:40 GMT", 1_000_000_000.1)  # 1,000,000,000 seconds.
+    clock.check()
+    clock.note("no time at all", 0.0)
+    clock.check()

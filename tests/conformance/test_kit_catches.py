@@ -14,6 +14,7 @@ from runstate.conformance.notes import note, numbered
 from runstate.conformance.workers import check_stored
 from runstate.conformance.writer import Task
 from runstate.errors import LogFailed, RunstateError, SequenceConflict, TenantMismatch
+from runstate.logs.bulk import Answer, Batch
 from runstate.logs.log import (
     AppendResult,
     Capability,
@@ -140,9 +141,16 @@ class TakesPositionsBeforeCommit(MemoryLog):
 
 class UsesPositionsAgain(MemoryLog):
     def delete_stream(
-        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+        self,
+        stream: str,
+        *,
+        expected_seq: int | None = None,
+        first_persisted_at: str = "",
+        tombstone: Tombstone | None = None,
     ) -> None:
-        super().delete_stream(stream, expected_seq=expected_seq, tombstone=tombstone)
+        super().delete_stream(
+            stream, expected_seq=expected_seq, first_persisted_at=first_persisted_at, tombstone=tombstone
+        )
         self._last_position = self._feed[-1][0] if self._feed else 0
 
 
@@ -181,34 +189,73 @@ class KeepsSnapshotsOfOldVersions(MemoryLog):
 
 class ForgetsToDeleteSnapshots(MemoryLog):
     def delete_stream(
-        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+        self,
+        stream: str,
+        *,
+        expected_seq: int | None = None,
+        first_persisted_at: str = "",
+        tombstone: Tombstone | None = None,
     ) -> None:
         kept = self._snapshots.get(stream, {})
-        super().delete_stream(stream, expected_seq=expected_seq, tombstone=tombstone)
+        super().delete_stream(
+            stream, expected_seq=expected_seq, first_persisted_at=first_persisted_at, tombstone=tombstone
+        )
         self._snapshots[stream] = kept
 
 
 class ForgetsToDeleteKeys(MemoryLog):
     def delete_stream(
-        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+        self,
+        stream: str,
+        *,
+        expected_seq: int | None = None,
+        first_persisted_at: str = "",
+        tombstone: Tombstone | None = None,
     ) -> None:
         kept = self._keys.get(stream, {})
-        super().delete_stream(stream, expected_seq=expected_seq, tombstone=tombstone)
+        super().delete_stream(
+            stream, expected_seq=expected_seq, first_persisted_at=first_persisted_at, tombstone=tombstone
+        )
         self._keys[stream] = kept
+
+
+class StopsAtTheFirstRefusal(MemoryLog):
+    def append_many(self, batches: Sequence[Batch]) -> list[Answer]:
+        return [self.append(stream, drafts) for stream, drafts in batches]
+
+
+class AnswersByName(MemoryLog):
+    def append_many(self, batches: Sequence[Batch]) -> list[Answer]:
+        return [self.append(stream, drafts) for stream, drafts in sorted(batches, key=lambda batch: batch[0])]
 
 
 class DeletesWhateverCame(MemoryLog):
     def delete_stream(
-        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+        self,
+        stream: str,
+        *,
+        expected_seq: int | None = None,
+        first_persisted_at: str = "",
+        tombstone: Tombstone | None = None,
     ) -> None:
         super().delete_stream(stream, tombstone=tombstone)
+
+
+class KeepsSnapshotsOfEarlierStreams(MemoryLog):
+    def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
+        super().save_snapshot(stream, msgspec.structs.replace(snapshot, first_persisted_at=""))
 
 
 class ChecksSeqBeforeItDeletes(MemoryLog):
     """Between the check and the deletion, another thread appends."""
 
     def delete_stream(
-        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+        self,
+        stream: str,
+        *,
+        expected_seq: int | None = None,
+        first_persisted_at: str = "",
+        tombstone: Tombstone | None = None,
     ) -> None:
         info = self.stream(stream)
         if info is not None and expected_seq not in (None, info.last_seq):
@@ -296,10 +343,17 @@ class AdoptsWithoutTheModel(MemoryLog):
 
 class KeepsTheModelOfADeletedStream(MemoryLog):
     def delete_stream(
-        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+        self,
+        stream: str,
+        *,
+        expected_seq: int | None = None,
+        first_persisted_at: str = "",
+        tombstone: Tombstone | None = None,
     ) -> None:
         self._kept = self._models.get(stream, "")
-        super().delete_stream(stream, expected_seq=expected_seq, tombstone=tombstone)
+        super().delete_stream(
+            stream, expected_seq=expected_seq, first_persisted_at=first_persisted_at, tombstone=tombstone
+        )
 
     def _plan(self, stream: str) -> StreamPlan:
         plan = super()._plan(stream)
@@ -309,9 +363,14 @@ class KeepsTheModelOfADeletedStream(MemoryLog):
 
 class ForgetsTombstones(MemoryLog):
     def delete_stream(
-        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+        self,
+        stream: str,
+        *,
+        expected_seq: int | None = None,
+        first_persisted_at: str = "",
+        tombstone: Tombstone | None = None,
     ) -> None:
-        super().delete_stream(stream, expected_seq=expected_seq)
+        super().delete_stream(stream, expected_seq=expected_seq, first_persisted_at=first_persisted_at)
 
 
 class RefusesOnlyNewKeysOfADeletedStream(MemoryLog):
@@ -332,9 +391,19 @@ class DropsTheTombstoneWithTheFirstRecord(MemoryLog):
 
 class KeepsTheTombstoneOfADeletedStream(MemoryLog):
     def delete_stream(
-        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+        self,
+        stream: str,
+        *,
+        expected_seq: int | None = None,
+        first_persisted_at: str = "",
+        tombstone: Tombstone | None = None,
     ) -> None:
-        super().delete_stream(stream, expected_seq=expected_seq, tombstone=tombstone or self._tombstones.get(stream))
+        super().delete_stream(
+            stream,
+            expected_seq=expected_seq,
+            first_persisted_at=first_persisted_at,
+            tombstone=tombstone or self._tombstones.get(stream),
+        )
 
 
 class IgnoresTenants(MemoryLog):
@@ -391,11 +460,18 @@ class KeepsTheTombstoneOfAnAdoptedStream(MemoryLog):
 
 class LeavesATombstoneThoughItRefuses(MemoryLog):
     def delete_stream(
-        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+        self,
+        stream: str,
+        *,
+        expected_seq: int | None = None,
+        first_persisted_at: str = "",
+        tombstone: Tombstone | None = None,
     ) -> None:
         if tombstone is not None:
             self._tombstones[stream] = tombstone
-        super().delete_stream(stream, expected_seq=expected_seq, tombstone=tombstone)
+        super().delete_stream(
+            stream, expected_seq=expected_seq, first_persisted_at=first_persisted_at, tombstone=tombstone
+        )
 
 
 def without_model(draft: Draft) -> Draft:
@@ -456,6 +532,10 @@ planted: list[Case] = [
     (ForgetsToDeleteSnapshots, kit.test_snapshots_go_with_their_stream),
     (ForgetsToDeleteKeys, kit.test_a_deleted_stream_can_start_again),
     (DeletesWhateverCame, kit.test_a_stream_that_has_moved_on_is_not_deleted),
+    (StopsAtTheFirstRefusal, kit.test_a_batch_that_is_refused_keeps_no_other_from_being_written),
+    (AnswersByName, kit.test_many_batches_are_answered_in_their_order),
+    (DeletesWhateverCame, kit.test_a_stream_that_was_begun_again_is_not_deleted),
+    (KeepsSnapshotsOfEarlierStreams, kit.test_a_snapshot_of_an_earlier_stream_is_not_kept),
     (ChecksSeqBeforeItDeletes, kit.test_a_checked_deletion_that_races_appends_loses_none),
     (AdoptsUnderNewTimes, kit.test_adopted_records_keep_every_field_and_byte),
     (AdoptsWhatIsBehindTheEnd, kit.test_a_record_that_differs_in_anything_is_a_conflict),

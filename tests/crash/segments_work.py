@@ -7,8 +7,9 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from runstate.conformance.notes import keys, note, stored
-from runstate.logs.log import BlobRef, blob_refs
+from runstate.conformance.notes import findings, keys, note, stored
+from runstate.logs.blob_refs import blob_refs
+from runstate.logs.log import BlobRef
 from runstate.logs.segments import SegmentsLog
 from runstate.logs.segments.compaction import Limits
 from runstate.logs.segments.files import SessionFiles
@@ -107,7 +108,7 @@ def check_recovered(disk: SimulatedDisk, form: Form, acknowledged: tuple[str, ..
     assert log.append("r", [form("after", ref_of("after"))])[0].seq == len(seen) + 1, during
     log.close()
     assert keys(stored(opened(disk), "r")) == [*seen, "after"], during
-    assert list(opened(disk).verify()) == [], during
+    assert findings(opened(disk)) == [], during
     check_pinned(disk, during)
 
 

@@ -112,7 +112,8 @@ def check_log(url: str, items: set[str]) -> None:
         lines = list(log.lines("daemon"))
         replayed = DAEMON.fold(DAEMON.initial("daemon"), lines, refused.append)
         assert DAEMON.dump(replayed) == DAEMON.dump(load_state(log, "daemon")[0])
-        assert list(log.verify("daemon")) == []
+        # What a kill has left of an unfinished flush is kept aside, and a warning.
+        assert [finding for finding in log.verify("daemon") if finding.severity == "damage"] == []
     events = [DAEMON.decode(line) for line in lines]
     completed = Counter(event.item_id for event in events if isinstance(event, e.QueueCompleted))
     assert refused == []

@@ -13,7 +13,7 @@ import pytest
 from tests.log_urls import durable_schemes, servers, url_at
 
 from runstate.conformance.notes import note, stored
-from runstate.logs.log import EventLog, Record
+from runstate.logs.log import EventLog, Finding, Record
 from runstate.logs.registry import open_log
 
 schemes = [scheme for scheme in durable_schemes() if scheme not in servers or scheme == "postgresql"]
@@ -25,6 +25,11 @@ def fill(url: str) -> dict[str, list[Record]]:
         for number in range(streams):
             log.append(f"s{number:02}", [note(f"k{place}", "x" * (place % 300)) for place in range(events)])
         return everything(log)
+
+
+def damage(log: EventLog) -> list[Finding]:
+    """What a kill must never leave behind. A segment that it left without a line in the manifest is a warning."""
+    return [finding for finding in log.verify() if finding.severity == "damage"]
 
 
 def everything(log: EventLog) -> dict[str, list[Record]]:
@@ -53,7 +58,7 @@ def test_a_copy_that_is_killed_goes_on_and_ends_equal(tmp_path: Path, scheme: st
         assert copy.returncode == -signal.SIGKILL
         with open_log(target) as log:
             found = everything(log)
-            assert list(log.verify()) == []
+            assert damage(log) == []
         for stream, records in found.items():
             assert records == held[stream][: len(records)]
             halves += 0 < len(records) < events
@@ -65,4 +70,4 @@ def test_a_copy_that_is_killed_goes_on_and_ends_equal(tmp_path: Path, scheme: st
     assert halves, "no kill has met a stream that was half copied"
     with open_log(target) as log:
         assert everything(log) == held
-        assert list(log.verify()) == []
+        assert damage(log) == []

@@ -1,5 +1,6 @@
 """A store whose process is killed between an append and its snapshot: the log is the truth, the snapshot follows."""
 
+import os
 import random
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from typing import ClassVar
 
 import msgspec
 import pytest
+from tests.log_urls import credentials, durable_schemes, url_at
 
 import runstate
 from runstate.models.tagged import Fact, TaggedModel
@@ -43,6 +45,14 @@ def main(url: str, snapshot_every: int) -> None:
             sys.stdout.flush()
 
 
+def die_before_the_second_snapshot(url: str) -> None:
+    """Append two events. This process is killed when the second one is committed and its snapshot is to be saved."""
+    with runstate.open(url, model=Counter()) as store:
+        store.append_event(Fact("run", Counted(1), key="1"))
+        store.log.save_snapshot = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+        store.append_event(Fact("run", Counted(2), key="2"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("snapshot_every", [1, 7])
 def test_a_killed_store_has_a_snapshot_that_its_log_can_prove(tmp_path: Path, snapshot_every: int) -> None:
@@ -62,9 +72,27 @@ def test_a_killed_store_has_a_snapshot_that_its_log_can_prove(tmp_path: Path, sn
             most = len(events)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", durable_schemes())
+def test_a_snapshot_that_a_killed_store_did_not_save_is_saved_by_the_next_read(tmp_path: Path, scheme: str) -> None:
+    url = url_at(scheme, tmp_path / "log")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.crash.test_killed_store", url], env={**os.environ, **credentials}
+    )
+    assert done.returncode == -signal.SIGKILL
+    with runstate.open(url, model=Counter()) as store:
+        kept = store.log.load_snapshot("run", Counter.name)
+        assert kept is not None
+        assert (kept.seq, len(store.fetch_events("run"))) == (1, 2)
+        assert store.get_snapshot("run") == Tally(3, 2)
+        kept = store.log.load_snapshot("run", Counter.name)
+        assert kept is not None
+        assert kept.seq == 2
+
+
 def count_and_die(url: str, snapshot_every: int, until: int) -> int:
     """Run `main` in a process, kill it once it has counted that far; the last number that it acknowledged."""
-    command = [sys.executable, __file__, url, str(snapshot_every)]
+    command = [sys.executable, "-m", "tests.crash.test_killed_store", url, str(snapshot_every)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -76,4 +104,7 @@ def count_and_die(url: str, snapshot_every: int, until: int) -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    if len(sys.argv) == 2:
+        die_before_the_second_snapshot(sys.argv[1])
+    else:
+        main(sys.argv[1], int(sys.argv[2]))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runstate.conformance.notes import keys, note, stored
+from runstate.conformance.notes import findings, keys, note, stored
 from runstate.errors import AppendOutcomeUnknown, LogFailed, LogFull, StreamNotFound
 from runstate.logs.log import StoredSnapshot
 from runstate.logs.ndjson import NdjsonLog
@@ -101,7 +101,7 @@ def check_lasting(disk: SimulatedDisk, during: str) -> None:
     for crashed in disk.crash_states(states_max=8):
         log = NdjsonLog(root, disk=crashed)
         assert keys(stored(log, "r")) == held, during
-        assert list(log.verify()) == [], during
+        assert findings(log) == [], during
 
 
 @pytest.mark.slow
@@ -234,7 +234,7 @@ def test_a_failure_of_any_call_loses_nothing_and_the_run_goes_on(form: Form, per
             for crashed in disk.crash_states(states_max=8):
                 survivor = NdjsonLog(root, disk=crashed)
                 assert sorted(keys(stored(survivor, "r"))) == sent, during
-                assert list(survivor.verify()) == [], during
+                assert findings(survivor) == [], during
 
 
 @each_form
@@ -265,7 +265,7 @@ def test_a_full_disk_refuses_and_takes_more_once_there_is_room(form: Form) -> No
     disk.capacity_bytes = None
     assert log.append("r", [form[1]("k1")])[0].seq == 2
     assert log.recoveries == []
-    assert list(log.verify()) == []
+    assert findings(log) == []
 
 
 # --- deleting --------------------------------------------------------------------------------------------------------

@@ -17,10 +17,10 @@ import pytest
 from tests.crash.kills import die, in_a_fork
 from tests.crash.segments_work import bare, blob_of, ref_of
 
-from runstate.conformance.notes import keys, stored
+from runstate.conformance.notes import findings, keys, stored
 from runstate.errors import LogBusy
+from runstate.logs.blob_refs import blob_refs
 from runstate.logs.disk import File, RealDisk
-from runstate.logs.log import blob_refs
 from runstate.logs.segments import SegmentsLog
 
 first = ["k0"]
@@ -42,13 +42,13 @@ def check(root: Path, during: str, before: list[str]) -> bool:
     with SegmentsLog(root) as log:
         seen = keys(stored(log, "r"))
         assert seen in (before, before + second), during
-        assert list(log.verify()) == [], during
+        assert findings(log) == [], during
         if seen == before:
             log.put_blob(blob_of(second[0]))
         results = log.append("r", [bare(key, ref_of(second[0])) for key in second])
         assert [result.persisted for result in results] == [seen == before] * 3, during
         assert keys(stored(log, "r")) == before + second, during
-        assert list(log.verify()) == [], during
+        assert findings(log) == [], during
         assert log.gc().removed == [], during
         assert [log.get_blob(ref) for line in log.lines("r") for ref in blob_refs(line)], during
     return seen != before
@@ -319,5 +319,5 @@ def test_processes_that_append_at_once_take_turns_and_lose_nothing(tmp_path: Pat
         found = keys(stored(log, "r"))
         assert sorted(found) == sorted(f"{n}-{k}{b}" for n in "xyz" for k in range(60) for b in ("", "-b"))
         assert found[1::2] == [f"{key}-b" for key in found[::2]]
-        assert list(log.verify()) == []
+        assert findings(log) == []
     assert os.listdir(tmp_path / "log/sessions") == ["r"]

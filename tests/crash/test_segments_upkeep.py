@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 from tests.crash.segments_work import bare, blob_of, check_pinned, opened, ref_of, root, send
 
-from runstate.conformance.notes import keys, note, stored
+from runstate.conformance.notes import findings, keys, note, stored
 from runstate.errors import AppendOutcomeUnknown, LogDamaged, LogFailed, LogFull, NotWritable
 from runstate.logs.segments import session as session_module
 from runstate.logs.simulated_disk import Operation, SimulatedDisk, every_crash, every_kill
@@ -48,7 +48,7 @@ def check_compacted(disk: SimulatedDisk, during: str) -> None:
     assert [f for f in opened(disk).verify() if f.severity == "damage"] == [], during
     opened(disk).append("r", [bare("after")])
     assert keys(stored(opened(disk), "r")) == [*many, "after"], during
-    assert list(opened(disk).verify()) == [], during
+    assert findings(opened(disk)) == [], during
     segments = disk.names(home / "events")
     opened(disk).compact("r")
     assert disk.names(home / "events") == ["00000000-00000003.jsonl", "00000004-00000007.jsonl"], (during, segments)
@@ -83,7 +83,7 @@ def test_every_power_cut_of_appends_that_compact_by_themselves_is_recovered(monk
         assert found[: len(crash.acknowledged)] == list(crash.acknowledged), crash.during
         assert found == many[: len(found)], crash.during
         assert opened(crash.disk).append("r", [bare("after")])[0].seq == len(found) + 1, crash.during
-        assert list(opened(crash.disk).verify()) == [], crash.during
+        assert findings(opened(crash.disk)) == [], crash.during
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
@@ -116,7 +116,7 @@ def test_an_append_whose_compaction_fails_is_acknowledged(monkeypatch: pytest.Mo
     assert log.append("r", [bare("k2")])[0].persisted
     disk.heal()
     assert [log.append("r", [bare(key)])[0].seq for key in many] == [1, 2, 3, 4, 5, 6, 7]
-    assert list(log.verify()) == []
+    assert findings(log) == []
 
 
 # --- collection ----------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def test_every_crash_of_a_collection_leaves_what_is_referred_to() -> None:
         check_pinned(crash.disk, crash.during)
         kept = crash.disk.names(root / "snapshots/sha256")
         assert kept == sorted(digest(blob_of(key)) for key in ("k0", "k1")), crash.during
-        assert list(opened(crash.disk).verify()) == [], crash.during
+        assert findings(opened(crash.disk)) == [], crash.during
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.EACCES])

@@ -18,6 +18,7 @@ from runstate.logs.log import StoredSnapshot
 from runstate.logs.simulated_disk import Operation, SimulatedDisk, every_crash, every_kill
 from runstate.logs.wal import WalLog
 from runstate.logs.wal.archive import segments
+from runstate.logs.wal.entries import proven_entry
 from runstate.logs.wal.files import StreamFiles
 from runstate.logs.wal.ledger import Ledger, read_ledger
 from runstate.logs.wal.options import WalOptions
@@ -63,8 +64,10 @@ def work(batches: list[list[str]], history: History, *, checkpoints: bool) -> Ca
 
 
 def has_zeros(disk: SimulatedDisk) -> bool:
-    """Whether the WAL hides what stood somewhere, and with it how far the seqs have come."""
-    return b"\0" in (disk.tree().get(wal) or b"")
+    """Whether the WAL hides what stood somewhere, and with it how far the seqs have come. A newline hides nothing."""
+    data = disk.tree().get(wal) or b""
+    is_newline = data.count(b"\0") == 1 and proven_entry(data.rpartition(b"\n")[2].removesuffix(b"\0")) is not None
+    return b"\0" in data and not is_newline
 
 
 def check_recovered(disk: SimulatedDisk, history: History, acknowledged: tuple[str, ...], during: str) -> list[str]:
@@ -367,6 +370,7 @@ def test_a_disk_that_is_full_in_mid_checkpoint_removes_nothing_and_lets_writers_
     log = opened(disk)
     for key in sent[:4]:
         log.append("s", notes(key))
+    checkpoint(log)
     before = disk.read(wal)
     disk.capacity_bytes = sum(len(data or b"") for data in disk.tree().values()) + room
     with pytest.raises(LogFull):
@@ -375,8 +379,9 @@ def test_a_disk_that_is_full_in_mid_checkpoint_removes_nothing_and_lets_writers_
     disk.capacity_bytes = None
     assert log.append("s", notes(sent[4]))[0].seq == 5
     assert state(log) == sent
-    checkpoint(log)
-    assert state(log) == sent
+    for _ in range(2):
+        checkpoint(log)
+        assert state(log) == sent
     assert disk.read(wal).count(b"\n") == 1
 
 
@@ -384,6 +389,7 @@ def test_what_is_appended_right_after_a_compaction_outlives_a_power_cut(monkeypa
     disk = SimulatedDisk()
     log = opened(disk)
     log.append("s", notes("k0", "k1"))
+    checkpoint(log)
     amend = Writer.amend_ledger
     crashed: list[SimulatedDisk] = []
 
@@ -404,6 +410,7 @@ def test_what_is_appended_while_entries_are_copied_is_copied_too(monkeypatch: py
     disk = SimulatedDisk()
     log = opened(disk)
     log.append("s", notes("k0", "k1"))
+    checkpoint(log)
     claimed = Writer.claimed
 
     def append_first(writer: Writer) -> AbstractContextManager[None]:
@@ -425,6 +432,7 @@ def test_a_wal_whose_new_name_could_not_be_flushed_is_written_again(monkeypatch:
         disk = SimulatedDisk()
         log = opened(disk)
         log.append("s", notes("k0", "k1"))
+        checkpoint(log)
         before = disk.calls["sync_directory"]
         disk.fail("sync_directory", nth=nth, persistent=True)
         with suppress(LogFailed):

@@ -237,7 +237,7 @@ def check(daemon: Daemon, record: Record, history: str) -> None:
     assert list(log.lines(stream, after_seq=start)) == lines_of(record.logged, after_seq=start)
     read = {found.seq: found.key for found in log.read(stream, after_seq=start, limit=1_000_000)}
     assert read == {seq: key for seq, key in record.logged.items() if seq > start}
-    assert list(log.verify(stream)) == []
+    assert [finding for finding in log.verify(stream) if finding.severity == "damage"] == []
 
 
 @pytest.mark.slow
@@ -282,5 +282,6 @@ def endure(place: Path, numbers: range, history: str) -> None:
             record.add({last_seq: key})
             if number % 4 == 1:
                 daemon.checkpoint()
+                daemon.compact()
                 assert (home / "wal.jsonl").read_bytes().count(b"\n") == 1
             check(daemon, record, history)

@@ -200,8 +200,23 @@ def test_verify_repair_and_replay_agree_about_an_edited_snapshot(filled: Cli) ->
     assert filled("repair", "sqlite:runs.db").err == "nothing to repair\n"
 
 
+def test_repair_sets_changed_events_aside_and_then_every_command_agrees(filled: Cli) -> None:
+    _sql(
+        "DROP TRIGGER events_are_never_updated", "UPDATE events SET body = replace(body, 'acme', 'evil') WHERE seq = 3"
+    )
+    for command in (("fetch", "r-1"), ("replay", "--check"), ("verify",)):
+        assert filled(command[0], "sqlite:runs.db", *command[1:]).code == 1
+    proposed = filled("repair", "sqlite:runs.db", "--dry-run")
+    assert (proposed.code, "kept: 1 to 2; set aside in set_aside_events: 3 (changed)" in proposed.out) == (0, True)
+    assert filled("repair", "sqlite:runs.db").out == proposed.out
+    for command in (("fetch", "r-1"), ("replay", "--check"), ("verify",), ("repair",)):
+        assert filled(command[0], "sqlite:runs.db", *command[1:]).code == 0
+    assert "log.set_aside" in filled("verify", "sqlite:runs.db").out
+
+
 def test_repair_says_when_there_is_damage_that_it_cannot_help_with(filled: Cli) -> None:
-    _sql("DROP TRIGGER events_are_never_updated", "UPDATE events SET body = replace(body, 'acme', 'evil')")
+    filled("append", "sqlite:runs.db", stdin=ndjson(*history))
+    _sql("DELETE FROM streams")
     outcome = filled("repair", "sqlite:runs.db")
     assert outcome.code == 1
     assert "backup" in outcome.err

@@ -211,6 +211,7 @@ def beside_writers(place: Path, is_mount: bool) -> Followed:
             daemon.push("builds", number)
         share_with_group(directory)
         daemon.checkpoint()
+        daemon.compact()
         state = DAEMON.dump(daemon.state).decode()
         with writers(directory, events=10):
             request = Request(str(directory), str(place / "scratch-of-written"), writable_kinds)

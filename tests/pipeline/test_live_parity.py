@@ -238,8 +238,9 @@ def test_what_cannot_be_projected_is_refused_before_anything_is_begun(
         driver.start([url], "nowhere", state)
     with pytest.raises(LogNotFound):
         driver.start([f"sqlite:{tmp_path}/none.db"], "store", state)
+    (tmp_path / "runs").mkdir()
     with pytest.raises(Unsupported, match="offers no feed"):
-        driver.start([f"ndjson:{tmp_path}"], "store", state, model="rundir")
+        driver.start([f"ndjson:{tmp_path / 'runs'}"], "store", state, model="rundir")
     assert not state.exists()
     driver.start([url], "store", state)
     with pytest.raises(LogBusy, match="Another projection has its state in"):

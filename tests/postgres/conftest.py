@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-import psycopg
 import pytest
 from tests.postgres.sessions import Session
 from tests.postgres_server import plain_and_schema, url_at
@@ -36,6 +35,7 @@ def log(url: str) -> Iterator[PostgresLog]:
 def session(url: str, log: PostgresLog) -> Iterator[Session]:
     """Somebody else on the same tables, as with psql."""
     plain, schema = plain_and_schema(url)
-    with psycopg.connect(plain, autocommit=True) as connection:
+    with Session.connect(plain, autocommit=True) as connection:
+        connection.prepare_log(schema, 0)
         connection.execute("SELECT set_config('search_path', %s, false)", (schema,))
         yield connection

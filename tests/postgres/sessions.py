@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import psycopg
+from runstate.logs.postgres.transactions import Connection
 
-Session = psycopg.Connection[tuple[Any, ...]]
+Session = Connection
 
 _hold = """
 CREATE FUNCTION hold_late() RETURNS trigger LANGUAGE plpgsql AS $$

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
-import psycopg
 import pytest
 from tests.commands import Cli
 from tests.postgres.sessions import Session, late_commits_held, somebody_waits_for, until
@@ -199,7 +198,8 @@ def test_tail_prints_at_once_what_is_appended(
 def blocker(url: str, log: PostgresLog) -> Iterator[Session]:
     """A session in another database of the server, with a write transaction that it does not end."""
     plain, _ = plain_and_schema(url)
-    with psycopg.connect(plain, dbname="template1", application_name="nightly-etl") as connection:
+    with Session.connect(plain, dbname="template1", application_name="nightly-etl") as connection:
+        connection.prepare_log("", 0)
         connection.execute("SELECT pg_current_xact_id()")
         yield connection
 

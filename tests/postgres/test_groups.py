@@ -103,7 +103,7 @@ def test_a_head_that_somebody_holds_keeps_nobody_else_waiting(log: PostgresLog, 
 def test_a_connection_lost_during_a_groups_commit_leaves_the_outcome_of_each_open(
     log: PostgresLog, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def commit(connection: Session, heads: list[appends.Head]) -> set[str]:
+    def commit(connection: Session, heads: list[appends.Head]) -> set[str] | None:
         if len(heads) > 1:  # An append that is tried again by itself would succeed.
             session_too.execute("SELECT pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
         return appends.commit(connection, heads)

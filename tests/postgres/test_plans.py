@@ -18,17 +18,17 @@ from runstate.logs.postgres.arrays import Blobs, Numbers, Texts
 pytestmark = pytest.mark.slow
 
 _fill = """
-INSERT INTO streams (stream, tenant, last_seq, events, first_persisted_at, last_persisted_at)
+INSERT INTO $schema.streams (stream, tenant, last_seq, events, first_persisted_at, last_persisted_at)
 SELECT 's' || n, '', 100, 100, '', '' FROM generate_series({first}, {last}) n;
-INSERT INTO events (stream_id, seq, event_id, type, key, tenant, emitted_at, persisted_at, crc, body)
-SELECT s.id, n, '', '', 'k' || n, '', '', '', 0, 'body' FROM generate_series(1, 100) n, streams s
+INSERT INTO $schema.events (stream_id, seq, event_id, type, key, tenant, emitted_at, persisted_at, crc, body)
+SELECT s.id, n, '', '', 'k' || n, '', '', '', 0, 'body' FROM generate_series(1, 100) n, $schema.streams s
 WHERE s.stream = ANY(SELECT 's' || m FROM generate_series({first}, {last}) m);
 """
 _grow = """
-INSERT INTO events (stream_id, seq, event_id, type, key, tenant, emitted_at, persisted_at, crc, body)
-SELECT s.id, n, '', '', 'k' || n, '', '', '', 0, 'body' FROM streams s, generate_series(101, 500000) n
+INSERT INTO $schema.events (stream_id, seq, event_id, type, key, tenant, emitted_at, persisted_at, crc, body)
+SELECT s.id, n, '', '', 'k' || n, '', '', '', 0, 'body' FROM $schema.streams s, generate_series(101, 500000) n
 WHERE s.stream = 's7';
-UPDATE streams SET last_seq = 500000, events = 500000 WHERE stream = 's7';
+UPDATE $schema.streams SET last_seq = 500000, events = 500000 WHERE stream = 's7';
 """
 _some = Texts(["n1", "n2"])
 _rows: dict[str, Any] = {
@@ -94,7 +94,7 @@ def _explain(session: Session, query: str, values: Any) -> Explained:
         {Texts: "text[]", Numbers: "bigint[]", Blobs: "bytea[]", int: "bigint"}.get(type(v), "text") for v in given
     ]
     literals = [sql.Literal(getattr(value, "elements", value)) for value in given]
-    session.execute(f"PREPARE asked ({', '.join(types)}) AS {prepared}".encode())
+    session.execute(f"PREPARE asked ({', '.join(types)}) AS {prepared}")
     asked = sql.SQL("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE asked ({})").format(sql.SQL(", ").join(literals))
     with session.transaction(force_rollback=True):
         row = session.execute(asked).fetchone()
@@ -126,14 +126,14 @@ def _explain_all(session: Session, last_seq: int) -> dict[tuple[str, str], Expla
 @pytest.mark.parametrize("partitioned", ["", "&partitions=4"], ids=["plain", "partitioned"])
 def test_append_fetch_and_feed_go_by_an_index_and_touch_no_more_of_a_million_rows(url: str, partitioned: str) -> None:
     with open_url(url + partitioned) as log, log._connections.one() as session:
-        session.execute(_fill.format(first=1, last=100).encode())
-        session.execute("ANALYZE events, streams")
+        session.execute(_fill.format(first=1, last=100))
+        session.execute("ANALYZE $schema.events, $schema.streams")
         few = _explain_all(session, 100)
-        session.execute(_fill.format(first=101, last=5001).encode())
+        session.execute(_fill.format(first=101, last=5001))
         session.execute(_grow)
         # In a run that goes on for hours there are vacuums; what is looked at here is not the first look at each row.
-        session.execute("VACUUM ANALYZE events, streams")
-        assert session.execute("SELECT count(*) >= 1000000 FROM events").fetchone() == (True,)
+        session.execute("VACUUM ANALYZE $schema.events, $schema.streams")
+        assert session.execute("SELECT count(*) >= 1000000 FROM $schema.events").fetchone() == (True,)
         many = _explain_all(session, 500_000)
     assert {name: plan.tables for name, plan in many.items() if plan.tables} == {}
     # An index is a level or two deeper, for each key that is looked up in it.
@@ -146,6 +146,6 @@ def test_append_fetch_and_feed_go_by_an_index_and_touch_no_more_of_a_million_row
 def test_the_last_one_can_fail(log: PostgresLog) -> None:
     """A query without an index is seen, whatever the session prefers."""
     with log._connections.one() as session:
-        session.execute(_fill.format(first=1, last=20).encode())
-        found = _explain(session, "SELECT * FROM events WHERE type = %s", ("x",))
+        session.execute(_fill.format(first=1, last=20))
+        found = _explain(session, "SELECT * FROM $schema.events WHERE type = %s", ("x",))
         assert found.tables == {"events"}

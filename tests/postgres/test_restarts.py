@@ -22,7 +22,7 @@ from runstate.conformance.notes import followed, keys, note, notes, seqs, stored
 from runstate.conformance.threads import race_all
 from runstate.errors import AppendOutcomeUnknown, LogBusy
 from runstate.logs.postgres import PostgresLog, appends, open_url
-from runstate.logs.postgres.connections import ConnectionLost
+from runstate.logs.postgres.transactions import ConnectionLost
 
 soak_s = float(os.environ.get("RUNSTATE_SOAK_S", "30"))
 
@@ -30,7 +30,7 @@ soak_s = float(os.environ.get("RUNSTATE_SOAK_S", "30"))
 def test_a_connection_lost_during_commit_leaves_the_outcome_open(
     log: PostgresLog, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def commit(connection: Session, heads: list[appends.Head]) -> set[str]:
+    def commit(connection: Session, heads: list[appends.Head]) -> set[str] | None:
         session.execute("SELECT pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
         return appends.commit(connection, heads)
 
@@ -42,10 +42,18 @@ def test_a_connection_lost_during_commit_leaves_the_outcome_open(
     assert log.append("s", notes("b"))[0].persisted
 
 
-def test_an_error_that_is_no_answer_of_the_server_is_a_lost_connection(log: PostgresLog) -> None:
-    with pytest.raises(ConnectionLost), log._connections.one():
+@pytest.mark.parametrize(
+    "error",
+    [
         # What the driver says when the server was shut down in the middle of a pipeline.
-        raise psycopg.OperationalError("cannot exit pipeline mode while busy")
+        psycopg.OperationalError("cannot exit pipeline mode while busy"),
+        # What a pooler says when its session of the server has gone away.
+        psycopg.errors.ProtocolViolation("server conn crashed?"),
+    ],
+)
+def test_an_error_that_is_no_answer_of_the_server_is_a_lost_connection(log: PostgresLog, error: psycopg.Error) -> None:
+    with pytest.raises(ConnectionLost), log._connections.one():
+        raise error
     assert log.append("s", notes("a"))[0].persisted
 
 

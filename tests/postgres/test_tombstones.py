@@ -22,7 +22,7 @@ def test_an_append_that_waits_for_the_deleters_lock_is_refused(log: PostgresLog,
     log.append("s", notes("a", "b"))
     with ThreadPoolExecutor(1) as pool:
         with session.transaction():
-            delete_rows(session, "s", 2, tombstone_of("s"))
+            delete_rows(session, "s", 2, "", tombstone_of("s"))
             answer = pool.submit(log.append, "s", notes("c"))
             until(partial(somebody_waits_for, session))
         with pytest.raises(StreamDeleted):
@@ -43,12 +43,12 @@ def test_a_new_head_that_waits_for_the_deletion_of_the_old_one_sees_the_tombston
     log.delete_stream("s")
     with ThreadPoolExecutor(1) as pool:
 
-        def commit(connection: Session, heads: list[appends.Head], *_: object) -> set[str]:
+        def commit(connection: Session, heads: list[appends.Head], *_: object) -> set[str] | None:
             """Between the look-up, which has found no stream, and the commit, the stream is begun and deleted."""
             monkeypatch.undo()
             opened().append("s", notes("a", "b"))
             with session.transaction():
-                delete_rows(session, "s", 2, tombstone_of("s"))
+                delete_rows(session, "s", 2, "", tombstone_of("s"))
                 written = pool.submit(appends.commit, connection, heads)
                 until(partial(somebody_waits_for, session))
             return written.result()

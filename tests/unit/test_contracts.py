@@ -215,7 +215,7 @@ def test_v1_2_3_the_port_offers_no_way_to_change_or_delete_an_event() -> None:
     }
     assert writing == {"append", "adopt", "save_snapshot", "put_blob", "delete_stream"}
     of_a_deletion = list(inspect.signature(EventLog.delete_stream).parameters)
-    assert of_a_deletion == ["self", "stream", "expected_seq", "tombstone"]
+    assert of_a_deletion == ["self", "stream", "expected_seq", "first_persisted_at", "tombstone"]
 
 
 def test_v1_2_3_a_run_is_deleted_whole(store: EngineStore, write: Write) -> None:

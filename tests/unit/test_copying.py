@@ -258,6 +258,11 @@ def test_copy_tells_one_line_a_stream_and_sums_up(cli: Cli) -> None:
     assert again.err == "2 streams: 0 events copied, 6 there already, 0 blobs, all read back\n"
 
 
+def test_copy_of_a_log_without_streams_does_not_say_that_it_read_anything_back(cli: Cli) -> None:
+    open_log("sqlite:empty.db").close()
+    assert cli("copy", "sqlite:empty.db", "sqlite:other.db").err == "nothing to copy: the source has no streams\n"
+
+
 def test_copy_takes_the_streams_that_it_is_told(cli: Cli) -> None:
     filled("sqlite:log.db", "a", "b", "c")
     assert cli("copy", "sqlite:log.db", "sqlite:to.db", "-s", "c", "--stream", "a", "-s", "c").code == 0

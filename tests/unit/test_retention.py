@@ -270,10 +270,17 @@ class Meddled(MemoryLog):
         self._happens = happens
 
     def delete_stream(
-        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+        self,
+        stream: str,
+        *,
+        expected_seq: int | None = None,
+        first_persisted_at: str = "",
+        tombstone: Tombstone | None = None,
     ) -> None:
         self._happens(self, stream)
-        super().delete_stream(stream, expected_seq=expected_seq, tombstone=tombstone)
+        super().delete_stream(
+            stream, expected_seq=expected_seq, first_persisted_at=first_persisted_at, tombstone=tombstone
+        )
 
 
 def test_a_run_that_gets_an_event_before_it_is_deleted_stays_and_is_taken_another_time(tmp_path: Path) -> None:

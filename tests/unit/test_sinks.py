@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def row(
         last_event_seq=seq,
         applied=seq if applied is None else applied,
         observed=seq,
-        born="2026-11-15T12:00:00.000Z",
+        born="",
         status="RUNNING",
         stale=stale,
         projected_at="2026-11-15T12:00:01.000Z",
@@ -72,6 +73,23 @@ def test_a_row_that_knows_more_of_the_same_end_takes_its_place(store: EngineStor
     sink.keep([row(3, applied=2, stale=True)])
     sink.keep([row(3, applied=3, body=b"{}")])
     assert sink.load("r-1") == row(3, applied=3, body=b"{}")
+
+
+def test_a_changed_state_is_not_projected_on(tmp_path: Path, write: Write) -> None:
+    with runstate.open(f"sqlite:{tmp_path / 'runs.db'}", snapshot_every=0) as store:
+        store.append_events([write("Note", attempt=n) for n in range(1, 6)])
+        sink = StoreSink(store.log, "engine")
+        sink.keep([row(3)])
+        with sqlite3.connect(tmp_path / "runs.db") as connection:
+            connection.execute("UPDATE snapshots SET body = CAST('{\"seq\":4}' AS BLOB) WHERE model = 'engine'")
+        connection.close()
+        assert sink.load("r-1") is None
+
+
+def test_a_row_of_an_earlier_stream_of_that_id_is_passed_over(store: EngineStore) -> None:
+    sink = StoreSink(store.log, "engine")
+    sink.keep([msgspec.structs.replace(row(3), born="2001-01-01T00:00:00.000Z")])
+    assert sink.load("r-1") is None
 
 
 def test_a_row_of_a_stream_that_is_gone_is_passed_over(store: EngineStore) -> None:

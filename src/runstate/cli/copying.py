@@ -71,6 +71,9 @@ def copy(
                     adopted, blobs = adopted + copied.adopted, blobs + copied.blobs
                     if as_json:
                         write_json(copied)
+    if not done and not failed:
+        words.print("nothing to copy: the source has no streams")
+        return
     words.print(
         f"{counted(done, 'stream')}: {counted(adopted, 'event')} copied, {events - adopted} there already, "
         f"{counted(blobs, 'blob')}, all read back"

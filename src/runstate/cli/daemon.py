@@ -169,10 +169,11 @@ def verify(place: Place, as_json: AsJson = False) -> None:
 def repair(
     place: Place,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    salvage: integrity.Salvage = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a damaged log writable again: what is intact stays, and the damaged file is kept beside it."""
-    integrity.repair(url_of(place), None, dry_run, DAEMON.name, as_json)
+    integrity.repair(url_of(place), None, dry_run, salvage, DAEMON.name, as_json)
 
 
 # --- who answers -----------------------------------------------------------------------------------------------------
@@ -227,7 +228,14 @@ class _Read:
     def __init__(self, place: str, name: str) -> None:
         self._name = name
         self._log = open_log(url_of(place), create=False)
-        self.state, self.seq = load_state(self._log, name)
+        info = self._log.stream(name)
+        self.seq = 0 if info is None else info.last_seq
+
+    @property
+    def state(self) -> MaterializedState:
+        """Loaded when it is asked for, which sets `seq` to its own: events can be read where there is no state."""
+        state, self.seq = load_state(self._log, self._name)
+        return state
 
     def events(self, *, after_seq: int, limit: int) -> list[ToldEvent]:
         return [told(record) for record in self._log.read(self._name, after_seq=after_seq, limit=limit)]

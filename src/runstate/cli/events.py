@@ -26,8 +26,9 @@ from runstate.logs.stream_models import check_model
 from runstate.logs.waiting import wait_for_more
 from runstate.models.model import AnyModel
 from runstate.models.registry import find_model, installed_models
-from runstate.store import Store, StoreOptions
+from runstate.store import Store
 from runstate.store import open as open_store
+from runstate.store_options import StoreOptions
 
 _batch_events = 1000
 _reported_max = 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import chain
 from typing import Annotated
 
@@ -15,6 +16,10 @@ from runstate.cli.seals import KeyFile, SealsFile, read_seals_for, seal_findings
 from runstate.cli.stream_stores import StreamStores, open_streams
 from runstate.errors import RunstateError, StreamNotFound, UnknownModel, shown_url
 from runstate.logs.log import Capability, Finding
+
+Salvage = Annotated[
+    bool, typer.Option("--salvage", help="Also keep events behind the damage that can still be proven.")
+]
 
 
 def verify(
@@ -62,6 +67,7 @@ def repair(
         str | None, typer.Argument(help="One stream; default: every damaged one.", show_default=False)
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    salvage: Salvage = False,
     model: ModelName = None,
     as_json: AsJson = False,
 ) -> None:
@@ -76,17 +82,21 @@ def repair(
         for finding in track(_findings(stores, stream), "verifying"):
             if finding.severity == "damage":
                 damaged.setdefault(finding.stream, []).append(finding)
+        if salvage:  # An earlier recovery may have set events aside, and left the stream intact.
+            names = [stream] if stream is not None else (head.stream for head in stores.log.heads(versions=False))
+            for each in names:
+                damaged.setdefault(each, [])
         for name, findings in sorted(damaged.items(), key=lambda item: item[0] or ""):
-            repaired = [] if name is None else _repair_stream(stores, name, findings, dry_run)
+            repaired = [] if name is None else _repair_stream(stores, name, findings, dry_run, salvage)
             done += len(repaired)
-            left += not repaired
+            left += bool(findings) and not repaired
             for finding in repaired or findings:
                 write_finding(finding, as_json, url)
     if done:
         words.print(f"{counted(done, 'repair')} {'to be made' if dry_run else 'made'}")
     if left:
         words.print("Some damage cannot be repaired here. Restore the log from a backup, or copy its intact streams")
-    if not damaged:
+    if not done and not left:
         words.print("nothing to repair")
     raise typer.Exit(1 if left else 0)
 
@@ -124,17 +134,23 @@ def _findings(stores: StreamStores, stream: str | None) -> Iterator[Finding]:
         except StreamNotFound:
             continue  # Deleted since it was listed, or its first append was never finished.
         except RunstateError as error:
-            yield Finding(code=error.code, message=str(error), stream=name)
+            yield Finding(code=error.code, message=str(error), stream=name, seq=error.details.get("seq"))
     if not folded:
         stores.refuse_others()
 
 
-def _repair_stream(stores: StreamStores, name: str, findings: list[Finding], dry_run: bool) -> list[Finding]:
+def _repair_stream(
+    stores: StreamStores, name: str, findings: list[Finding], dry_run: bool, salvage: bool
+) -> list[Finding]:
     """Repair one stream. Returns what was done, or would be; nothing if there is no way."""
     repaired: list[Finding] = []
     if Capability.REPAIR in stores.log.capabilities:
-        repaired += stores.log.repair(name, dry_run=dry_run)
-    if all(finding.code.startswith("snapshot.") for finding in findings):
+        repaired += stores.log.repair(name, dry_run=dry_run, salvage=salvage)
+    if repaired and not dry_run and Capability.SNAPSHOTS in stores.log.capabilities:
+        # What is left of the stream gets its snapshot. Where nothing is, or its model is not installed, there is none.
+        with suppress(StreamNotFound, UnknownModel):
+            stores.of(stores.find(name)).rebuild_snapshot(name)
+    if findings and all(finding.code.startswith("snapshot.") for finding in findings):
         message = "The snapshot is rebuilt from the log" if dry_run else "The snapshot was rebuilt from the log"
         if not dry_run:
             stores.of(stores.find(name)).rebuild_snapshot(name)

@@ -11,8 +11,9 @@ import typer
 from runstate.cli.stream_stores import print_alert
 from runstate.models.model import AnyModel
 from runstate.models.registry import installed_models
-from runstate.store import Store, event_bytes_default
+from runstate.store import Store
 from runstate.store import open as open_store
+from runstate.store_options import event_bytes_default
 
 Url = Annotated[
     str, typer.Argument(help="Where the log is: sqlite:PATH, ndjson:DIR, postgresql://…", show_default=False)

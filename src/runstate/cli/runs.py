@@ -219,10 +219,11 @@ def _check_begun(store: RunStore, runs: Path, run_id: str) -> None:
     Raises:
         StreamNotFound: the run has no events; with what is missing, and what to do.
     """
-    if store.log.stream(run_id) is not None:
-        return
     directory = runs / run_id
     events = directory / "events.ndjson"
+    # A run that has lost all its events is listed as well, so that nobody overlooks it.
+    if store.log.stream(run_id) is not None and events.exists() and events.stat().st_size:
+        return
     if not directory.is_dir():
         message = f"There is no run {run_id!r} in {runs}"
     elif any((directory / name).exists() for name in ("snapshot.json", "index.json", "artifacts")):

@@ -270,10 +270,11 @@ def repair(
         str | None, typer.Argument(metavar="SESSION", help="One session; default: all.", show_default=False)
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    salvage: integrity.Salvage = False,
     as_json: AsJson = False,
 ) -> None:
     """Make damaged sessions usable again: intact events stay, damaged files are set aside, snapshots are rebuilt."""
-    integrity.repair(url, session, dry_run, SESSION.name, as_json)
+    integrity.repair(url, session, dry_run, salvage, SESSION.name, as_json)
 
 
 def _sessions(url: str, keyring: Path) -> Sessions:

@@ -29,6 +29,7 @@ from runstate.errors import (
     Unsupported,
 )
 from runstate.logs.log import Capability, StoredSnapshot, StreamInfo
+from runstate.logs.stream_models import find_whole_stream
 from runstate.store import Store
 
 _recent = timedelta(seconds=2)
@@ -248,7 +249,7 @@ def _load_stored(store: Store[Any, Any, Any], stream: str) -> StoredSnapshot:
         StreamNotFound: there is no such stream.
         LogDamaged: no snapshot is stored, or it is not what was saved, or it is of another version of the model.
     """
-    info = store.log.stream(stream)
+    info = find_whole_stream(store.log, stream, store.model.name)
     if info is None:
         raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
     stored = store.snapshots.stored(stream)

@@ -6,6 +6,7 @@ import pytest
 
 from runstate.conformance.claims.adoptions import AdoptionClaims
 from runstate.conformance.claims.appends import AppendClaims
+from runstate.conformance.claims.bulk import BulkClaims
 from runstate.conformance.claims.feeds import FeedClaims
 from runstate.conformance.claims.keepings import BlobClaims, DeletionClaims, SnapshotClaims
 from runstate.conformance.claims.keys import KeyClaims
@@ -25,6 +26,7 @@ proved_by_a_class = frozenset({Capability.DURABLE, Capability.MULTI_PROCESS})
 
 class LogConformance(
     AppendClaims,
+    BulkClaims,
     KeyClaims,
     ReadClaims,
     FeedClaims,

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from runstate.logs.log import EventLog, FeedPage, Position, Record, StoredSnapshot
+from runstate.logs.log import EventLog, FeedPage, Finding, Position, Record, StoredSnapshot
+from runstate.logs.set_aside import SET_ASIDE
 from runstate.models.canonical import digest
 from runstate.models.model import Draft, stable_uuid
 
@@ -86,6 +87,11 @@ def followed(log: EventLog, after: Position | None = None, *, page: int = 1000) 
                 raise AssertionError(f"the feed gave event {record.seq} of {record.stream!r} twice")
         after = answer.next
     return FeedPage(list(found.values()), after)
+
+
+def findings(log: EventLog, stream: str | None = None) -> list[Finding]:
+    """What `verify` finds, but for the files that a recovery has set aside: those stay until someone removes them."""
+    return [finding for finding in log.verify(stream) if finding.code != SET_ASIDE]
 
 
 def keys(records: Iterable[Record]) -> list[str]:

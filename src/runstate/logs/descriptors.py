@@ -43,6 +43,28 @@ def link_refused(path: PurePath) -> OSError:
     return OSError(errno.ELOOP, f"{path.name} is a symbolic link, and links are not followed to write", str(path))
 
 
+def identify(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
+
+
+class SharedLock:
+    """filelock's locks are exclusive; this one uses the same call of the kernel, so that each knows of the other."""
+
+    def __init__(self, fd: int) -> None:
+        """Takes over the descriptor. BlockingIOError: somebody holds the file's lock alone."""
+        self._fd = fd
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def release(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
 class RealDescriptor:
     """An open file of this machine."""
 
@@ -66,6 +88,12 @@ class RealDescriptor:
             fcntl.fcntl(self._fd, fcntl.F_FULLFSYNC)  # fsync there leaves data in the drive's own cache
         else:
             os.fdatasync(self._fd)
+
+    def identity(self) -> tuple[int, int]:
+        return identify(os.fstat(self._fd))
+
+    def lock(self) -> None:
+        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def close(self) -> None:
         os.close(self._fd)

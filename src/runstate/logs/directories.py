@@ -176,15 +176,15 @@ def prepare_root(disk: Disk, root: PurePath, create: bool, has_streams: Callable
 
     Raises:
         LogNotFound: it is not there, and `create` is false.
-        NotALog: a file is there, or a directory with something else in it, and `create` is true.
+        NotALog: a file is there, or a directory with something else in it.
         LogFailed: it cannot be made: no such directory above it, no permission.
     """
     try:
         # To be read, since the caller may name the directory by a link, which is not opened to be changed.
         disk.open(root, read_only=True).close()
     except IsADirectoryError:
-        if create and not disk.exists(root / LOCKS):
-            _claim(disk, root, has_streams)
+        if not disk.exists(root / LOCKS):
+            _claim(disk, root, create, has_streams)
         return False
     except FileNotFoundError:
         if not create:
@@ -212,12 +212,18 @@ def prepare_root(disk: Disk, root: PurePath, create: bool, has_streams: Callable
     return True
 
 
-def _claim(disk: Disk, root: PurePath, has_streams: Callable[[list[str]], bool]) -> None:
-    """Mark an empty directory as a log's. One that holds something else than streams is refused."""
+def _claim(disk: Disk, root: PurePath, create: bool, has_streams: Callable[[list[str]], bool]) -> None:
+    """Mark an empty directory as a log's, if it is to `create` one. One that holds something else is refused."""
     with translated():
         names = disk.names(root)
-    if LOCKS in names or has_streams(names):
+    if LOCKS in names or has_streams(names) or not (names or create):
         return
+    if not create:
+        raise NotALog(
+            f"{root} is not empty and was not written by Runstate as a log of this kind: it holds {min(names)!r}. "
+            "Check the path and the kind in the URL, or choose an empty or new directory",
+            path=str(root),
+        )
     refuse_foreign(root, _nothing, disk=disk)
     with translated():
         _mark(disk, root)

@@ -14,7 +14,6 @@ Errors are plain `OSError`s with an errno, and the two classes below. A log tran
 """
 
 import errno
-import fcntl
 import os
 import re
 import secrets
@@ -25,7 +24,7 @@ from typing import Literal, Protocol, Self
 
 import filelock
 
-from runstate.logs.descriptors import RealDescriptor, link_refused, open_to_change, open_to_read
+from runstate.logs.descriptors import RealDescriptor, SharedLock, identify, link_refused, open_to_change, open_to_read
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
@@ -34,6 +33,8 @@ TEMP = rf"\.[0-9a-f]{{16}}{re.escape(TEMP_SUFFIX)}"
 """What `Disk.temp_name` adds to a name, as a regular expression. A file whose name ends otherwise is not a temporary
 file of ours, and is never removed."""
 Kind = Literal["file", "directory", "other"]
+Identity = tuple[int, int]
+"""Of a file: its device and inode. While a file is open, no other file has its identity."""
 _temp_pattern = re.compile(f"(.+){TEMP}")
 
 
@@ -57,6 +58,8 @@ class Descriptor(Protocol):
     def size(self) -> int: ...
     def truncate(self, size: int) -> None: ...
     def flush(self) -> None: ...
+    def identity(self) -> Identity: ...
+    def lock(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -85,6 +88,9 @@ class Disk(Protocol):
 
     def stamp(self, path: PurePath) -> tuple[int, str]:
         """A file's size, and a text that changes whenever the file does, or is another one."""
+
+    def look_up(self, path: PurePath) -> tuple[Identity, int]:
+        """Which file has this name now, and its size. A symlink is a file of its own. FileNotFoundError: none has."""
 
     def names(self, path: PurePath) -> list[str]:
         """What a directory holds, sorted."""
@@ -130,6 +136,7 @@ class File:
         self.path = path
         self._descriptor: Descriptor | None = descriptor
         self._poisoned = False
+        self._identity: Identity | None = None
 
     def append(self, data: bytes) -> int:
         """Write all of `data` at the end and return the offset where it begins.
@@ -155,6 +162,19 @@ class File:
 
     def size(self) -> int:
         return self._open().size()
+
+    def identity(self) -> Identity:
+        """Which file this is, whatever its name is now."""
+        if self._identity is None:
+            self._identity = self._open().identity()
+        return self._identity
+
+    def lock(self) -> None:
+        """Take the kernel lock on this very file, until the handle is closed. LockBusy: another handle holds it."""
+        try:
+            self._open().lock()
+        except BlockingIOError as busy:
+            raise _busy(self.path) from busy
 
     def truncate(self, size: int) -> None:
         self._changeable().truncate(size)
@@ -305,6 +325,10 @@ class RealDisk:
         found = os.stat(path)
         return found.st_size, f"{found.st_ino:x}.{found.st_mtime_ns:x}.{found.st_size:x}"
 
+    def look_up(self, path: PurePath) -> tuple[Identity, int]:
+        found = os.lstat(path)
+        return identify(found), found.st_size
+
     def names(self, path: PurePath) -> list[str]:
         return sorted(os.listdir(path))
 
@@ -337,7 +361,10 @@ class RealDisk:
 
     def lock(self, path: PurePath, *, shared: bool = False) -> Lock:
         if shared:
-            return _SharedLock(path)
+            try:
+                return SharedLock(open_to_change(path, os.O_CREAT, FILE_MODE))
+            except BlockingIOError as busy:
+                raise _busy(path) from busy
         # Made here, because filelock would also make missing directories, with a mode of its own choice.
         os.close(open_to_change(path, os.O_CREAT, FILE_MODE))
         # No soft fallback: where the kernel can't lock, a marker file only pretends to. Not thread-local:
@@ -346,7 +373,7 @@ class RealDisk:
         try:
             lock.acquire(blocking=False)
         except filelock.Timeout as busy:
-            raise LockBusy(errno.EWOULDBLOCK, "the lock is held", str(path)) from busy
+            raise _busy(path) from busy
         return lock
 
     def temp_name(self, path: PurePath) -> PurePath:
@@ -361,26 +388,10 @@ class RealDisk:
         return os.stat(path.parent).st_mode if is_shared else 0
 
 
+def _busy(path: PurePath) -> LockBusy:
+    return LockBusy(errno.EWOULDBLOCK, "the lock is held", str(path))
+
+
 def _readers_in(mode: int) -> int:
     """The bits of those besides the owner who can list a directory and reach what is in it."""
     return sum(bits for bits in (0o050, 0o005) if mode & bits == bits)
-
-
-class _SharedLock:
-    """filelock's locks are exclusive; this one uses the same call of the kernel, so that each knows of the other."""
-
-    def __init__(self, path: PurePath) -> None:
-        self._fd = open_to_change(path, os.O_CREAT, FILE_MODE)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError as busy:
-            os.close(self._fd)
-            raise LockBusy(errno.EWOULDBLOCK, "the lock is held", str(path)) from busy
-        except BaseException:
-            os.close(self._fd)
-            raise
-
-    def release(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)

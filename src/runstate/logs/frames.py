@@ -9,7 +9,9 @@ frame can hold `,"event":`, because JSON escapes the quotes inside a string, so 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from zlib import crc32
 
 import msgspec
@@ -23,6 +25,8 @@ OPENING = b'{"seq":'
 """How every framed line begins."""
 _beginning_bytes = 4096
 """Nearly always enough for a frame."""
+_starts_max = 16
+"""Of lines that may be welded together."""
 LINE_DAMAGED = "log.line_damaged"
 OUT_OF_ORDER = "log.out_of_order"
 
@@ -129,6 +133,22 @@ def all_unframed(seq: int, lines: Sequence[bytes]) -> list[bytes] | None:
             return None
         bodies.append(body)
     return bodies
+
+
+def whole_parts(line: bytes, openings: re.Pattern[bytes], is_whole: Callable[[bytes], bool]) -> Iterator[bytes]:
+    """A line if it is whole, else the whole ones that it is welded from: their newlines became something else."""
+    if is_whole(line):
+        yield line
+        return
+    starts = [0, *(match.start() for match in islice(openings.finditer(line, 1), _starts_max))]
+    stops = [stop for start in (*starts[1:], len(line)) for stop in (start - 1, start)]
+    at = 0
+    for start in starts:
+        for stop in (stop for stop in stops if start >= at and stop > start):
+            if is_whole(line[start:stop]):
+                yield line[start:stop]
+                at = stop
+                break
 
 
 def framed_record(stream: str, seq: int, line: bytes) -> Record:

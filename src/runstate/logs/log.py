@@ -6,7 +6,6 @@ place in the whole log. Once `append` returns, its events survive a power cut; n
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from functools import lru_cache
@@ -16,10 +15,8 @@ from typing import Any, Literal, NewType, Protocol, Self
 import msgspec
 
 from runstate.errors import (
-    BlobNotFound,
     InvalidArgument,
     InvalidPosition,
-    LogDamaged,
     SequenceConflict,
     Truncated,
     Unsupported,
@@ -32,8 +29,6 @@ from runstate.models.model import check_stream as check_stream
 Position = NewType("Position", str)
 """A place in the whole log. Opaque: keep it and hand it back, but read nothing into it."""
 
-_digest_pattern = re.compile("[0-9a-f]{64}")
-_ref_pattern = re.compile(rb'"(sha256:[0-9a-f]{64})"')
 
 BlobRef = NewType("BlobRef", str)
 """`sha256:` and the hex digest of a blob's bytes."""
@@ -103,6 +98,9 @@ class StreamInfo(msgspec.Struct, frozen=True, rename="camel"):
     last_persisted_at: str
     model: str = ""
     """The name of the model that its first append recorded; empty where none is: an older version wrote the stream."""
+    damaged: bool = False
+    """What comes right behind `last_seq` is damaged: a read from there raises LogDamaged, and says what it is. Other
+    damage is not looked for."""
 
 
 class Head(msgspec.Struct, frozen=True, gc=False):
@@ -129,6 +127,8 @@ class StoredSnapshot(msgspec.Struct, frozen=True):
     digest: str
     """SHA-256 of `body`."""
     body: bytes
+    first_persisted_at: str = ""
+    """When the stream that it is of began, where that is known. Only looked at by `save_snapshot`, and not stored."""
 
     @property
     def is_intact(self) -> bool:
@@ -227,21 +227,31 @@ class EventLog(Protocol):
     def load_snapshot(self, stream: str, model: str) -> StoredSnapshot | None: ...
 
     def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
-        """Keep a snapshot. One that is older than what is kept, by the same version of its model, is ignored."""
+        """Keep a snapshot.
+
+        One that is older than what is kept, by the same version of its model, is ignored, unless what is kept lies
+        beyond the end of the stream. So is one of an earlier stream of that id, which was deleted meanwhile.
+        """
         ...
 
     def delete_stream(
-        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+        self,
+        stream: str,
+        *,
+        expected_seq: int | None = None,
+        first_persisted_at: str = "",
+        tombstone: Tombstone | None = None,
     ) -> None:
         """Delete a whole stream with its snapshots. Never a single event.
 
         With `expected_seq`, only if the stream ends there: what was appended after the caller has looked is not lost.
+        With `first_persisted_at`, only if the stream began then: one that was begun again under its id is not lost.
         With `tombstone`, the log keeps it in the same step, and refuses appends that would begin the stream again.
         Without, an earlier tombstone is forgotten, also where it is all that is left.
 
         Raises:
             StreamNotFound: there is no such stream, and no tombstone to forget.
-            SequenceConflict: the stream is not at `expected_seq`; nothing was deleted.
+            SequenceConflict: the stream is not at `expected_seq`, or began at another time; nothing was deleted.
         """
         ...
 
@@ -257,10 +267,12 @@ class EventLog(Protocol):
         """What `verify` finds beyond single streams: in the file's own structure, in blobs, events of no stream."""
         ...
 
-    def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
+    def repair(self, stream: str, *, dry_run: bool = False, salvage: bool = False) -> list[Finding]:
         """Cut a damaged stream back to what is intact, having kept the damaged bytes. What was found, and done.
 
-        With `dry_run` nothing changes, and the findings say what would be done.
+        With `dry_run` nothing changes, and the findings say what would be done. With `salvage`, events behind the
+        damage are kept too where their own checksums, digests and places prove them: in the stream, or in a file
+        beside it where the stream cannot hold them.
 
         Raises:
             StreamNotFound: there is no such stream.
@@ -314,32 +326,6 @@ def decimal_position(position: Position, last: int) -> int:
     return number
 
 
-def blob_digest(ref: BlobRef) -> str | None:
-    """The digest in a reference; None where it is no reference, so that there can be no such blob."""
-    kind, _, name = ref.partition(":")
-    return name if kind == "sha256" and _digest_pattern.fullmatch(name) else None
-
-
-def blob_refs(line: bytes) -> list[BlobRef]:
-    """What a stored line refers to: its strings of that form, in order, each once. Whether there is such a blob, only
-    its log can tell: such a string may be the digest of anything."""
-    return [BlobRef(ref.decode()) for ref in dict.fromkeys(_ref_pattern.findall(line))]
-
-
-def checked_blob(ref: BlobRef, data: bytes | None) -> bytes:
-    """What was found under a reference.
-
-    Raises:
-        BlobNotFound: nothing.
-        LogDamaged: its bytes no longer have that digest.
-    """
-    if data is None:
-        raise BlobNotFound(f"There is no blob {ref[:80]!r}", ref=ref)
-    if f"sha256:{digest(data)}" != ref:
-        raise LogDamaged(f"The blob {ref} no longer has that digest", ref=ref)
-    return data
-
-
 def begins_after(log: EventLog, stream: str) -> int:
     """The seq behind which a log holds a whole stream: 0, but for a log that was compacted."""
     try:
@@ -381,6 +367,30 @@ def check_expected(stream: str, actual_seq: int, expected_seq: int | None) -> No
             actual_seq=actual_seq,
             expected_seq=expected_seq,
         )
+
+
+def check_same_stream(stream: str, actual: str, expected: str) -> None:
+    """Whether a stream that began at `actual` is the one that the caller knows to have begun at `expected`.
+
+    Raises:
+        SequenceConflict: it was deleted, and another one was begun under its id.
+    """
+    if not is_same_stream(actual, expected):
+        raise SequenceConflict(
+            f"The stream {stream!r} was deleted and begun again at {actual}; read it again and decide again",
+            stream=stream,
+        )
+
+
+def is_same_stream(actual: str, expected: str) -> bool:
+    """Whether a stream that began at `actual` is the one that began at `expected`; empty where that is not known."""
+    return expected in ("", actual)
+
+
+def is_outdated(snapshot: StoredSnapshot, version: int, seq: int, last_seq: int) -> bool:
+    """Whether the kept snapshot, of that version and seq, is newer. One beyond the end of the stream is not: its seq
+    was changed, or the events that it is of were lost."""
+    return version == snapshot.version and snapshot.seq < seq <= last_seq
 
 
 def refuse(capability: Capability, log: str) -> Unsupported:

@@ -7,7 +7,7 @@ is new.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from runstate.errors import LogFailed, RunstateError, TenantMismatch
 from runstate.logs.log import AppendResult, Record, check_expected
@@ -27,15 +27,6 @@ class Stored(Protocol):
     def persisted_at(self) -> str: ...
     @property
     def body(self) -> bytes: ...
-
-
-class First(NamedTuple):
-    """As much of a record as `Stored` asks for."""
-
-    event_id: str
-    seq: int
-    persisted_at: str
-    body: bytes
 
 
 Find = Callable[[str], Stored | None]

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import copy
 import errno
-import os
 import random
 import threading
 from collections import Counter
@@ -35,12 +34,11 @@ from runstate.logs.crash_states import (
     Pick,
     Relink,
     Tree,
-    Truncate,
-    Write,
     every_choice,
     walk,
 )
-from runstate.logs.disk import TEMP_SUFFIX, File, Kind, Lock, LockBusy
+from runstate.logs.disk import TEMP_SUFFIX, File, Identity, Kind, Lock, LockBusy
+from runstate.logs.simulated_files import SimulatedDescriptor, SimulatedLock, disk_error
 
 T = TypeVar("T")
 Node = TypeVar("Node", "FileInode", "DirectoryInode")
@@ -132,7 +130,7 @@ class SimulatedDisk:
         self.observer: Callable[[Phase, Operation, str], None] | None = None
         self._root = DirectoryInode({})
         self._faults: list[_Fault] = []
-        self._locks: list[_SimulatedLock] = []
+        self._locks: list[SimulatedLock] = []
         self._mutex = threading.RLock()
 
     # --- the Disk protocol ---------------------------------------------------------------------------------
@@ -141,18 +139,22 @@ class SimulatedDisk:
         if create and not read_only and not self.exists(path):
             return self.create(path)
         node = self.call("open", path, lambda: self._file(path))
-        return File(_SimulatedDescriptor(self, node, path, read_only), path)
+        return File(SimulatedDescriptor(self, node, path, read_only), path)
 
     def create(self, path: PurePath) -> File:
         node = FileInode(bytearray())
         self.call("create", path, lambda: self._add(path, node))
-        return File(_SimulatedDescriptor(self, node, path), path)
+        return File(SimulatedDescriptor(self, node, path), path)
 
     def read(self, path: PurePath) -> bytes:
         return self.call("read", path, lambda: bytes(self._file(path).current))
 
     def stamp(self, path: PurePath) -> tuple[int, str]:
         return self.call("stamp", path, lambda: _stamp(bytes(self._file(path).current)))
+
+    def look_up(self, path: PurePath) -> tuple[Identity, int]:
+        node = self._file(path)
+        return (0, id(node)), len(node.current)
 
     def exists(self, path: PurePath) -> bool:
         try:
@@ -263,7 +265,7 @@ class SimulatedDisk:
             for fault in self._faults:
                 if fault.strikes(operation, self.calls[operation]):
                     fail()
-                    raise _error(fault.error, what)
+                    raise disk_error(fault.error, what)
             observer = None if operation in ("open", "read", "names") else self.observer
             if observer:
                 observer("before", operation, str(what))
@@ -283,34 +285,34 @@ class SimulatedDisk:
             if name == "/":
                 continue
             if isinstance(node, FileInode):
-                raise _error(errno.ENOTDIR, path)
+                raise disk_error(errno.ENOTDIR, path)
             if name not in node.current:
-                raise _error(errno.ENOENT, path)
+                raise disk_error(errno.ENOENT, path)
             node = node.current[name]
         return node
 
     def _file(self, path: PurePath) -> FileInode:
         node = self._node(path)
         if isinstance(node, DirectoryInode):
-            raise _error(errno.EISDIR, path)
+            raise disk_error(errno.EISDIR, path)
         return node
 
     def _directory(self, path: PurePath) -> DirectoryInode:
         node = self._node(path)
         if isinstance(node, FileInode):
-            raise _error(errno.ENOTDIR, path)
+            raise disk_error(errno.ENOTDIR, path)
         return node
 
     def _empty_directory(self, path: PurePath) -> DirectoryInode:
         node = self._directory(path)
         if node.current:
-            raise _error(errno.ENOTEMPTY, path)
+            raise disk_error(errno.ENOTEMPTY, path)
         return node
 
     def _add(self, path: PurePath, node: Node) -> Node:
         directory = self._directory(path.parent)
         if path.name in directory.current:
-            raise _error(errno.EEXIST, path)
+            raise disk_error(errno.EEXIST, path)
         directory.change(Relink(None, path.name, node))
         return node
 
@@ -327,18 +329,17 @@ class SimulatedDisk:
 
     def _lock(self, path: PurePath, shared: bool) -> Lock:
         node = self._file(path) if self.exists(path) else self._add(path, FileInode(bytearray()))
+        return self.lock_node(node, path, shared)
+
+    def lock_node(self, node: FileInode, path: PurePath, shared: bool) -> SimulatedLock:
         if any(held.node is node and not (held.shared and shared) for held in self._locks):
             raise LockBusy(errno.EWOULDBLOCK, "the lock is held", str(path))
-        self._locks.append(lock := _SimulatedLock(self._locks, node, shared))
+        self._locks.append(lock := SimulatedLock(self._locks, node, shared))
         return lock
 
 
 def _stamp(content: bytes) -> tuple[int, str]:
     return len(content), f"{crc32(content):x}.{len(content):x}"
-
-
-def _error(number: int, what: object) -> OSError:
-    return OSError(number, os.strerror(number), str(what))
 
 
 @dataclass(frozen=True)
@@ -350,51 +351,3 @@ class _Fault:
 
     def strikes(self, operation: Operation, nth: int) -> bool:
         return operation == self.operation and (nth == self.nth or (self.persistent and nth > self.nth))
-
-
-@dataclass(frozen=True, eq=False)
-class _SimulatedLock:
-    held: list[_SimulatedLock]
-    node: FileInode
-    shared: bool
-
-    def release(self) -> None:
-        if self in self.held:
-            self.held.remove(self)
-
-
-@dataclass(frozen=True)
-class _SimulatedDescriptor:
-    disk: SimulatedDisk
-    node: FileInode
-    path: PurePath
-    read_only: bool = False
-
-    def write(self, data: memoryview) -> int:
-        if self.read_only:
-            raise _error(errno.EBADF, self.path)
-        return self.disk.call("write", f"at {self.size()} of {self.path}", lambda: self._write(data))
-
-    def read(self, offset: int, size: int) -> bytes:
-        return self.disk.call("read", self.path, lambda: bytes(self.node.current[offset : offset + size]))
-
-    def size(self) -> int:
-        return len(self.node.current)
-
-    def truncate(self, size: int) -> None:
-        if self.read_only:
-            raise _error(errno.EINVAL, self.path)
-        self.disk.call("truncate", f"{self.path} to {size}", lambda: self.node.change(Truncate(size)))
-
-    def flush(self) -> None:
-        self.disk.call("sync", self.path, self.node.sync, fail=self.node.drop)
-
-    def close(self) -> None: ...
-
-    def _write(self, data: memoryview) -> int:
-        limits = (len(data), self.disk.write_bytes_max, self.disk.free_bytes())
-        size = min(limit for limit in limits if limit is not None)
-        if size == 0:
-            raise _error(errno.ENOSPC, self.path)
-        self.node.change(Write(self.size(), bytes(data[:size])))
-        return size

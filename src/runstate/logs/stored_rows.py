@@ -1,23 +1,133 @@
-"""What a database's `verify` asks of the rows of one stream: that none is missing, changed, or out of its place."""
+"""The rows that events have in a database: the checksum that each carries, and what is asked of them.
+
+No row is returned to a reader that is not what was appended. `verify` asks more of the rows of one stream: that none is
+missing or out of its place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 from zlib import crc32
 
-from runstate.logs.log import Finding
+from google_crc32c import extend as extend_crc32c
+
+from runstate.errors import LogDamaged
+from runstate.logs.log import Finding, Record, StoredSnapshot
 
 Place = TypeVar("Place", int, tuple[int, int])
 """Where an event stands in the feed."""
+
+record_columns = "e.seq, e.event_id, e.type, e.key, e.tenant, e.emitted_at, e.persisted_at, e.body, e.crc"
+"""What `read_records` takes, of the table `events e`."""
+
+_two = -(1 << 63)
+"""Added to a pair of checksums: it makes them one negative number of 64 bits."""
+_low = 0xFFFFFFFF
 
 
 def checksum(
     seq: int, event_id: str, kind: str, key: str, tenant: str, emitted_at: str, persisted_at: str, body: bytes
 ) -> int:
-    """CRC-32 over a row, so that a flipped bit or a column edited by hand is found."""
+    """A row's checksums, so that a flipped bit or a column edited by hand is found.
+
+    There are two in one number. Its low 32 bits are the CRC-32C of the line, for those who read nothing else; the next
+    31 bits are of the CRC-32C of the whole row. Both are bound to `seq`. Rows of earlier versions have a CRC-32, which
+    is not negative.
+    """
+    line: int = extend_crc32c(seq & _low, body)
+    row: int = extend_crc32c(line, f"{event_id}\0{kind}\0{key}\0{tenant}\0{emitted_at}\0{persisted_at}".encode())
+    return _two + ((row & 0x7FFFFFFF) << 32 | line)
+
+
+def _checksum_1(
+    seq: int, event_id: str, kind: str, key: str, tenant: str, emitted_at: str, persisted_at: str, body: bytes
+) -> int:
     envelope = f"{event_id}\0{kind}\0{key}\0{tenant}\0{emitted_at}\0{persisted_at}".encode()
     return crc32(envelope, crc32(body, seq & 0xFFFFFFFF))
+
+
+def is_intact(row: Sequence[Any]) -> bool:
+    """Whether the columns of a row still have their checksum, which is the last one."""
+    *columns, crc = row
+    try:
+        return bool(crc == (checksum if crc < 0 else _checksum_1)(*columns))
+    except (TypeError, ValueError, AttributeError):  # A column of another type than the one that was written.
+        return False
+
+
+def read_records(stream: str, rows: Sequence[Sequence[Any]]) -> list[Record]:
+    """
+    Raises:
+        LogDamaged: one of the rows is not what was appended.
+    """
+    records: list[Record] = []
+    try:
+        for seq, event_id, kind, key, tenant, emitted_at, persisted_at, body, crc in rows:
+            # As `checksum` does, without a call for each row of a long read.
+            line = extend_crc32c(seq & _low, body)
+            row = extend_crc32c(line, f"{event_id}\0{kind}\0{key}\0{tenant}\0{emitted_at}\0{persisted_at}".encode())
+            if crc != _two + ((row & 0x7FFFFFFF) << 32 | line):
+                break
+            records.append(Record(stream, seq, event_id, kind, key, tenant, emitted_at, persisted_at, body))
+        else:
+            return records
+    except (TypeError, ValueError):  # A column of another type than the one that was written.
+        pass
+    return [_read_record(stream, row) for row in rows]
+
+
+def read_feed(rows: Sequence[Sequence[Any]]) -> list[Record]:
+    """The records of rows that begin with their stream, up to one that is not what was appended.
+
+    Raises:
+        LogDamaged: it is the first one.
+    """
+    records: list[Record] = []
+    try:
+        for row in rows:
+            records.append(_read_record(row[0], row[1:]))
+    except LogDamaged:
+        if not records:
+            raise
+    return records
+
+
+def _read_record(stream: str, row: Sequence[Any]) -> Record:
+    if not is_intact(row):
+        raise changed_error(stream, row[0])
+    return Record(stream, *row[:-1])
+
+
+def read_lines(stream: str, rows: Sequence[tuple[Any, Any, Any]]) -> list[bytes] | None:
+    """The lines of rows of seq, body and crc. None if one has the checksum of an earlier version, of the row alone.
+
+    Raises:
+        LogDamaged: one of them is not what was appended.
+    """
+    try:
+        lines = [body for seq, body, crc in rows if crc & _low == extend_crc32c(seq & _low, body)]
+    except TypeError:
+        lines = []
+    if len(lines) == len(rows):
+        return lines
+    for seq, body, crc in rows:
+        if not isinstance(crc, int) or not isinstance(body, bytes):
+            raise changed_error(stream, seq)
+        if crc >= 0:
+            return None
+        if crc & _low != extend_crc32c(seq & _low, body):
+            raise changed_error(stream, seq)
+    return None
+
+
+def changed_error(stream: str, seq: object) -> LogDamaged:
+    return LogDamaged(
+        f"Event {seq} of {stream!r} is not what was appended: a column was changed. 'runstate verify' lists what is "
+        "damaged, 'runstate repair' sets it aside",
+        stream=stream,
+        seq=seq,
+    )
 
 
 def row_findings(
@@ -65,3 +175,14 @@ def row_findings(
             stream=stream,
             seq=last + 1,
         )
+
+
+def snapshot_findings(stream: str, kept: StoredSnapshot, last_seq: int | None = None) -> Iterator[Finding]:
+    """Findings for a stored snapshot of a stream that ends at `last_seq`, where both were read at one moment."""
+    rebuild = "it can be rebuilt with 'runstate replay'"
+    if not kept.is_intact:
+        message = f"The stored {kept.model} snapshot is not what was saved; {rebuild}"
+        yield Finding(code="snapshot.digest_mismatch", message=message, stream=stream, seq=kept.seq)
+    elif last_seq is not None and kept.seq > last_seq:
+        message = f"The stored {kept.model} snapshot is at seq {kept.seq}, but the stream ends at {last_seq}; {rebuild}"
+        yield Finding(code="snapshot.beyond_end", message=message, stream=stream, seq=kept.seq)

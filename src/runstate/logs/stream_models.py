@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runstate.errors import ModelMismatch
-from runstate.logs.log import EventLog, Head
+from runstate.logs.log import EventLog, Head, StreamInfo
 from runstate.models.model import Draft
 
 
@@ -55,6 +55,31 @@ def check_model(stream: str, recorded: str, given: str) -> None:
             recorded=recorded,
             given=given,
         )
+
+
+def find_stream(log: EventLog, stream: str, model: str) -> StreamInfo | None:
+    """A stream, or None.
+
+    Raises:
+        ModelMismatch: it records another model.
+    """
+    info = log.stream(stream)
+    if info is not None:
+        check_model(stream, info.model, model)
+    return info
+
+
+def find_whole_stream(log: EventLog, stream: str, model: str) -> StreamInfo | None:
+    """A stream whose last event can be read, or None.
+
+    Raises:
+        ModelMismatch: it records another model.
+        LogDamaged: it goes on with something that is damaged, and nobody knows its last state.
+    """
+    info = find_stream(log, stream, model)
+    if info is not None and info.damaged:
+        log.read(stream, after_seq=info.last_seq, limit=1)
+    return info
 
 
 def head_model(log: EventLog, head: Head) -> str:

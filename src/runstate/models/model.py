@@ -17,6 +17,7 @@ from runstate.errors import InvalidEvent, InvalidStream, ModelFailed, RunstateEr
 from runstate.models.activity import Activity
 from runstate.models.canonical import canonical, digest, parse
 from runstate.models.envelope import Envelope
+from runstate.models.envelope_checks import check_envelope
 from runstate.models.places import where
 
 if TYPE_CHECKING:
@@ -209,10 +210,13 @@ class Model(ABC, Generic[W, E, S]):
         """What `draft` says, for a caller who may pass anything.
 
         Raises:
-            InvalidEvent: it is not an event of this model.
+            InvalidEvent: it is not an event of this model, or its envelope holds what no log keeps.
         """
         try:
-            return self.draft(event)
+            stream, draft = self.draft(event)
+            envelope = {"id": draft.event_id, "type": draft.type, "key": draft.key, "tenant": draft.tenant}
+            check_envelope(**envelope, time=draft.emitted_at)
+            return stream, draft
         except RunstateError:
             raise
         except Exception as error:

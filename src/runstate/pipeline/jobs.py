@@ -26,7 +26,7 @@ from runstate.pipeline.sorted_files import FileEntry
 from runstate.pipeline.source import register
 from runstate.pipeline.table import Commit, Table, TableInfo
 from runstate.pipeline.views import InvalidOption, Request
-from runstate.store import event_bytes_default
+from runstate.store_options import event_bytes_default
 
 _cores_default = 8
 _tasks_per_core = 4

@@ -29,7 +29,7 @@ from runstate.models.model import AnyModel
 from runstate.pipeline.rows import event_schema, pack
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.views import InvalidOption, Request, Task, View
-from runstate.store import event_bytes_default
+from runstate.store_options import event_bytes_default
 
 scheme = "files:"
 no_stream = "/"

@@ -168,7 +168,7 @@ def fold_stream(reader: StreamReader, model: AnyModel, before: Snapshot | None =
 def _kept(reader: StreamReader, model: AnyModel) -> Snapshot | None:
     """The snapshot that a log has kept in place of the events that it has dropped, if this model can go on from it."""
     stored = reader.snapshot(model.name)
-    body = None if stored is None else model.upgrade(stored.version, stored.body)
+    body = None if stored is None or not stored.is_intact else model.upgrade(stored.version, stored.body)
     if stored is None or body is None:
         return None
     folded = Folded(stored.seq, model.status(model.load(body)), body)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from runstate.conformance.notes import keys, note, notes, numbered, snapshot, stored
+from runstate.conformance.notes import findings, keys, note, notes, numbered, snapshot, stored
 from runstate.conformance.workers import Worker, check_stored
 from runstate.conformance.writer import Task
 from runstate.errors import InvalidUrl, LogBusy, LogClosed, LogDamaged, LogFailed, LogNotFound, NotALog, NotWritable
@@ -262,10 +262,10 @@ def test_repair_keeps_the_damaged_file_and_the_intact_beginning(log: NdjsonLog, 
     (told,) = log.repair("r", dry_run=True)
     assert (told.severity, told.seq, file.read_bytes()) == ("damage", 2, data)
     (done,) = log.repair("r")
-    assert Path(done.details["evidence"]).read_bytes() == data
+    assert [file.with_name(name).read_bytes() for name in done.details["setAside"]] == [data]
     assert keys(log.read("r")) == ["a"]
     assert log.append("r", [forms[form]("e")])[0].seq == 2
-    assert list(log.verify()) == []
+    assert findings(log) == []
 
 
 def test_repair_of_a_healthy_run_changes_nothing(log: NdjsonLog, file: Path) -> None:

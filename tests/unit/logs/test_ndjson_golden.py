@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from runstate.conformance.notes import as_held, note, notes, snapshot
+from runstate.conformance.notes import as_held, note, notes, numbered, snapshot
 from runstate.errors import ModelMismatch
+from runstate.logs.disk import RealDisk
 from runstate.logs.ndjson import NdjsonLog
+from runstate.logs.ndjson.files import run_files
+from runstate.logs.ndjson.keys import read_keys
 
 run = "site-2026-11-15"
 
@@ -60,3 +63,16 @@ def test_the_frame_of_the_first_event_alone_names_the_model(tmp_path: Path) -> N
         log.append("s", notes("c"))
     lines = (tmp_path / "runs" / "s" / "events.ndjson").read_bytes().split(b"\n")
     assert [b',"model":"notes","crc":"' in line for line in lines] == [True, False, False, False]
+
+
+def test_a_key_file_of_the_first_format_is_read(golden: Path, tmp_path: Path) -> None:
+    shutil.copytree(golden / "ndjson-keys", tmp_path / "runs")
+    with NdjsonLog(tmp_path / "runs") as log:
+        held = log.read("s")
+        found = read_keys(RealDisk(), run_files(log.root, "s"))
+        assert found is not None
+        assert [list(found.seqs_of(record.key)) for record in held] == [[n] for n in range(1, 71)] + [[], []]
+        with RealDisk().open(tmp_path / "runs/s/events.ndjson", read_only=True) as file:
+            for start, record in ((found.span(file, seq)[0], held[seq - 1]) for seq in (1, 64, 65, 70)):
+                assert file.read_at(start, 20).startswith(b'{"seq":%d,' % record.seq)
+        assert not log.append("s", numbered(72))[71].persisted

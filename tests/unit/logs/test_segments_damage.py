@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 import pytest
 from tests.crash.segments_work import bare, blob_of, forms, opened, ref_of, root
 
-from runstate.conformance.notes import keys, note, snapshot, stored
+from runstate.conformance.notes import findings, keys, note, snapshot, stored
 from runstate.errors import LogDamaged, StreamNotFound
 from runstate.logs.frames import framed
 from runstate.logs.log import Finding, Record
@@ -87,8 +87,8 @@ def test_each_flipped_byte_of_each_file_is_found_located_and_named(form: str) ->
                     if flip >> bit & 1:
                         disk.flip_bit(path, place, bit)
                 what = (path, place, flip)
-                findings = list(opened(disk).verify())
-                assert any(names_the_place(finding, path, place) for finding in findings), (what, findings)
+                found = list(opened(disk).verify())
+                assert any(names_the_place(finding, path, place) for finding in found), (what, found)
                 assert reads_right(disk, right), what
                 if is_event:
                     with pytest.raises(LogDamaged) as caught:
@@ -97,7 +97,7 @@ def test_each_flipped_byte_of_each_file_is_found_located_and_named(form: str) ->
                 for bit in range(8):
                     if flip >> bit & 1:
                         disk.flip_bit(path, place, bit)
-    assert list(opened(disk).verify()) == []
+    assert findings(opened(disk)) == []
 
 
 # --- segments ------------------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def test_a_session_begun_again_between_two_looks_is_not_taken_for_one_cut_short(
 
     monkeypatch.setattr(disk, "names", begin_again)
     assert keys(reader.read("r")) == new
-    assert list(reader.verify()) == []
+    assert findings(reader) == []
 
 
 def test_a_manifest_that_lost_its_last_line_is_told_by_a_snapshot_of_its_event() -> None:
@@ -324,7 +324,7 @@ def test_what_a_crash_leaves_at_the_end_of_the_manifest_never_happened(tail: byt
     assert log.append("r", [bare("new")])[0].seq == 6
     assert [finding.code for finding in log.recoveries] == ["log.torn_tail"]
     assert disk.read(home / "manifest.jsonl.torn-1") == tail
-    assert list(opened(disk).verify()) == []
+    assert findings(opened(disk)) == []
 
 
 changed_tails = {
@@ -359,7 +359,7 @@ def test_a_line_that_lacks_only_its_newline_is_whole(newline: bytes) -> None:
     assert log.append("r", [bare("new")])[0].seq == 6
     assert disk.read(manifest).startswith(data)
     assert keys(stored(log, "r")) == keys(stored(reader, "r")) == [*keys(right), "new"]
-    assert list(opened(disk).verify()) == []
+    assert findings(opened(disk)) == []
 
 
 # --- strays --------------------------------------------------------------------------------------------------------
@@ -370,7 +370,7 @@ def test_a_segment_without_its_line_never_happened_and_goes_with_the_next_append
     right = stored(opened(disk), "r")
     put(disk, segment(5, 9), b"never acknowledged\n")
     assert stored(opened(disk), "r") == right
-    assert list(opened(disk).verify()) == []
+    assert findings(opened(disk)) == []
     assert opened(disk).append("r", [bare("new")])[0].seq == 6
     assert disk.names(home / "events") == [segment(*span).name for span in [(0, 2), (3, 3), (4, 4), (5, 5)]]
 
@@ -428,7 +428,7 @@ def test_a_session_in_the_directory_of_another_is_found_and_never_read_as_that_o
     assert done.code == "log.out_of_order"
     assert disk.exists(root / "sessions/s/events/00000004-00000004.jsonl.damaged-1")
     assert log.append("s", [bare("new", session="s")])[0].seq == 1
-    assert list(log.verify()) == []
+    assert findings(log) == []
 
 
 # --- repair --------------------------------------------------------------------------------------------------------
@@ -446,7 +446,7 @@ def test_a_repair_keeps_the_damaged_files_and_cuts_back_to_the_last_valid_segmen
     (done,) = log.repair("r")
     assert (done.code, done.seq, done.details["intact"]) == (would.code, would.seq, 3)
     assert stored(log, "r") == right[:3]
-    assert list(log.verify()) == []
+    assert findings(log) == []
     assert log.load_snapshot("r", "notes") is None
     for name in ("manifest.jsonl", "events/00000003-00000003.jsonl", "events/00000004-00000004.jsonl"):
         assert disk.read(home / f"{name}.damaged-1") == before[home / name]
@@ -475,7 +475,7 @@ def test_a_session_without_an_intact_segment_is_cut_back_to_nothing() -> None:
     assert len(log.repair("r")) == 1
     assert (log.stream("r"), log.read("r")) == (None, [])
     assert log.append("r", [bare("again")])[0].seq == 1
-    assert list(log.verify()) == []
+    assert findings(log) == []
 
 
 def test_what_is_not_there_cannot_be_repaired() -> None:

@@ -18,9 +18,10 @@ from tests.crash.segments_work import bare
 from runstate.conformance.notes import as_held, keys, note, notes, numbered, snapshot, stored
 from runstate.conformance.threads import meanwhile, race_all
 from runstate.copying import copy_stream
-from runstate.errors import InvalidUrl, LogBusy, LogDamaged, LogFailed, LogFull, LogNotFound, NotALog
+from runstate.errors import InvalidUrl, LogBusy, LogDamaged, LogFailed, LogFull, LogNotFound, NotALog, NotWritable
+from runstate.logs.blob_refs import blob_refs
 from runstate.logs.disk import RealDisk
-from runstate.logs.log import BlobRef, Record, blob_refs
+from runstate.logs.log import BlobRef, Record
 from runstate.logs.ndjson import NdjsonLog
 from runstate.logs.registry import open_log
 from runstate.logs.segments import Collected, SegmentsLog, open_url
@@ -778,3 +779,35 @@ def test_heads_tell_how_far_each_session_has_come(log: SegmentsLog) -> None:
     log.append("s", notes("a"))
     assert [(head.stream, head.weight, head.last_seq) for head in log.heads()] == [("r", 3, 3), ("s", 1, 1)]
     assert [head.version for head in log.heads(versions=False)] == ["", ""]
+
+
+@pytest.mark.parametrize("place", ["snapshots", "snapshots/sha256"])
+def test_the_collector_deletes_nothing_through_a_link(tmp_path: Path, place: str) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    with SegmentsLog(theirs) as log:
+        ref = log.put_blob(b"referred to by an event of theirs")
+        log.append("r", [bare("a", ref)])
+    with SegmentsLog(ours) as log:
+        log.append("r", [bare("a")])
+        (ours / place).parent.mkdir(exist_ok=True)
+        (ours / place).symlink_to(theirs / place)
+        with pytest.raises(LogFailed):
+            log.gc()
+    with SegmentsLog(theirs) as log:
+        assert log.get_blob(ref)
+
+
+@pytest.mark.parametrize("scheme", ["segments", "ndjson"])
+def test_a_stream_whose_directory_is_a_link_is_neither_deleted_nor_repaired(tmp_path: Path, scheme: str) -> None:
+    ours, theirs = f"{scheme}:{tmp_path / 'ours'}", f"{scheme}:{tmp_path / 'theirs'}"
+    below = "sessions" if scheme == "segments" else ""
+    for url in (ours, theirs):
+        with open_log(url) as log:
+            log.append("r", [bare("a")])
+    (tmp_path / "ours" / below / "s").symlink_to(tmp_path / "theirs" / below / "r")
+    before = {path: path.read_bytes() for path in (tmp_path / "theirs").rglob("*") if path.is_file()}
+    with open_log(ours) as log:
+        for call in (log.delete_stream, log.repair):
+            with pytest.raises((LogFailed, NotWritable)):
+                call("s")
+    assert {path: path.read_bytes() for path in (tmp_path / "theirs").rglob("*") if path.is_file()} == before

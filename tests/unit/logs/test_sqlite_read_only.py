@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from runstate.conformance.notes import keys, notes, stored
-from runstate.errors import LogBusy, LogFailed, NotALog, NotWritable
+from runstate.errors import LogBusy, LogDamaged, LogFailed, NotALog, NotWritable
 from runstate.logs.registry import open_log
 from runstate.logs.sqlite import SqliteLog
 from runstate.logs.sqlite.readers import Files, ReadOnlyReaders
@@ -311,8 +311,8 @@ def test_what_is_no_log_is_refused_and_left_alone(tmp_path: Path, open_to_read: 
     (tmp_path / "empty").touch()
     with closing(sqlite3.connect(tmp_path / "foreign")) as other:
         other.execute("CREATE TABLE mine (x)")
-    for name in ("text", "empty", "foreign"):
-        with pytest.raises(NotALog):
+    for name, error in (("text", NotALog), ("empty", LogDamaged), ("foreign", NotALog)):
+        with pytest.raises(error):
             open_to_read(tmp_path / name)
     assert files_of(tmp_path / "text") == ["empty", "foreign", "text"]
 

@@ -29,7 +29,7 @@ from runstate.errors import (
 )
 from runstate.logs.log import Record, StoredSnapshot, Tombstone
 from runstate.logs.simulated_disk import SimulatedDisk
-from runstate.logs.wal import WalLog, ledger, open_url
+from runstate.logs.wal import WalLog, open_url
 from runstate.logs.wal.options import WalOptions
 from runstate.logs.wal.writer import Writer
 from runstate.models.canonical import digest
@@ -69,6 +69,11 @@ def checkpoint(log: WalLog, seq: int | None = None) -> StoredSnapshot:
     body = msgspec.json.encode(keys[:seq])
     log.checkpoint("s", kept := StoredSnapshot("daemon", 1, seq, digest(body), body))
     return kept
+
+
+def compact(log: WalLog, seq: int | None = None) -> None:
+    """Let the entries before a seq go: a checkpoint removes what is before the previous one."""
+    log.checkpoint("s", checkpoint(log, seq))
 
 
 def flip(path: Path, offset: int, bit: int = 0) -> None:
@@ -352,7 +357,7 @@ def test_a_reader_gives_each_entry_once_and_goes_on_over_checkpoints(opened: Ope
     written(log, "a", "b", "c")
     assert [record.seq for record in iter(reader.next_unprocessed, None)] == [1, 2, 3]
     reader.mark_processed(3)
-    checkpoint(log)
+    compact(log)
     written(log, "d")
     assert [record.seq for record in iter(reader.next_unprocessed, None)] == [4]
     assert [record.seq for record in iter(log.reader("s", processed_seq=3).next_unprocessed, None)] == [4]
@@ -375,11 +380,11 @@ def test_a_reader_of_another_handle_sees_what_is_appended(opened: Opening) -> No
 # --- checkpoints ---------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_keeps_the_entries_from_its_seq_on(opened: Opening, root: Path) -> None:
+def test_a_checkpoint_keeps_the_entries_from_the_previous_ones_seq_on(opened: Opening, root: Path) -> None:
     log = opened()
     written(log, "a", "b", "c", "d")
     before = log.stream("s")
-    checkpoint(log, 3)
+    compact(log, 3)
     assert [msgspec.json.decode(line)["seq"] for line in (root / "s" / "wal.jsonl").read_bytes().splitlines()] == [3, 4]
     assert log.stream("s") == before
     assert opened().stream("s") == before
@@ -425,12 +430,10 @@ def test_no_seq_comes_twice_whatever_is_lost_after_a_checkpoint(opened: Opening,
     assert written(log, "d")[0] > 3
 
 
-def test_a_retry_across_a_checkpoint_is_known(opened: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "old_keys_max", 4)
-    monkeypatch.setattr("runstate.logs.wal.compaction.old_keys_max", 4)
-    log = opened()
+def test_a_retry_across_a_checkpoint_is_known_for_as_many_events_as_the_option_says(opened: Opening) -> None:
+    log = opened(remembered_keys=4)
     first = {key: log.append("s", notes(key))[0] for key in "abcdefg"}
-    checkpoint(log)
+    compact(log)
     for _ in range(2):
         for key in "cdefg":
             again = log.append("s", notes(key))[0]
@@ -442,7 +445,7 @@ def test_a_retry_across_a_checkpoint_is_known(opened: Opening, monkeypatch: pyte
             assert (again.idempotent, again.persisted) == (True, False)
         assert log.find("s", "c") is None, "its content is gone"
         log.close()
-        log = opened()
+        log = opened(remembered_keys=4)
     # Only the last ones are remembered: that is the bound.
     assert log.append("s", notes("a"))[0].persisted
 
@@ -458,7 +461,7 @@ def test_a_checkpoint_is_not_undone_by_an_older_one(opened: Opening) -> None:
 def test_adopting_goes_on_after_a_checkpoint(opened: Opening) -> None:
     log = opened()
     log.adopt("s", as_held("s", numbered(3)))
-    checkpoint(log)
+    compact(log)
     assert log.adopt("s", as_held("s", notes("x", "y"), after_seq=3)) == 2
     assert [record.seq for record in log.read("s", after_seq=2)] == [3, 4, 5]
 
@@ -471,8 +474,8 @@ def test_with_an_archive_the_whole_history_is_read_on(opened: Opening, root: Pat
     log = opened(history="archive", compress=compress)
     log.append("s", numbered(20))
     whole = log.read("s")
-    checkpoint(log, 8)
-    checkpoint(log, 15)
+    compact(log, 8)
+    compact(log, 15)
     assert log.read("s") == whole
     assert list(log.lines("s", after_seq=3, until_seq=17)) == [record.body for record in whole[3:17]]
     for after_seq in range(21):
@@ -491,7 +494,7 @@ def test_an_archived_segment_holds_the_wals_own_lines(opened: Opening, root: Pat
     log = opened(history="archive")
     log.append("s", numbered(5))
     lines = (root / "s" / "wal.jsonl").read_bytes().splitlines(keepends=True)
-    checkpoint(log, 4)
+    compact(log, 4)
     (segment,) = (root / "s" / "archive").iterdir()
     assert gzip.decompress(segment.read_bytes()) == b"".join(lines[:3])
     assert segment.name.split("-")[2] == f"{digest(segment.read_bytes())}.jsonl.gz"
@@ -502,7 +505,7 @@ def test_a_large_archive_is_cut_into_segments(opened: Opening, root: Path, monke
     log = opened(history="archive")
     log.append("s", numbered(50))
     whole = log.read("s")
-    checkpoint(log)
+    compact(log)
     assert len(list((root / "s" / "archive").iterdir())) > 5
     assert log.read("s") == whole
 
@@ -511,7 +514,7 @@ def test_a_changed_or_missing_segment_is_found_and_never_read(opened: Opening, r
     log = opened(history="archive")
     log.append("s", numbered(9))
     for seq in (3, 6, 9):
-        checkpoint(log, seq)
+        compact(log, seq)
     first, second, _ = sorted((root / "s" / "archive").iterdir())
     flip(second, 30)
     with pytest.raises(LogDamaged):
@@ -528,7 +531,7 @@ def test_a_changed_or_missing_segment_is_found_and_never_read(opened: Opening, r
 def test_an_archive_outlives_a_wal_that_is_lost(opened: Opening, root: Path) -> None:
     log = opened(history="archive")
     log.append("s", numbered(5))
-    checkpoint(log)
+    compact(log)
     log.close()
     (root / "s" / "wal.jsonl").write_bytes(b"noise\n")
     log = opened(history="archive")
@@ -624,7 +627,10 @@ def test_a_snapshot_changes_its_form_with_the_option_and_the_newer_one_counts(op
     log.close()
     log = opened(compress="zstd")
     kept = checkpoint(log, 2)
-    assert sorted(path.name for path in (root / "s").glob("snapshot*")) == ["snapshot.json.zst"]
+    assert sorted(path.name for path in (root / "s").glob("snapshot*")) == [
+        "snapshot.json.previous",
+        "snapshot.json.zst",
+    ]
     (root / "s" / "snapshot.json").write_bytes(old)
     assert log.load_snapshot("s", "daemon") == kept
 
@@ -701,7 +707,7 @@ def test_a_urls_options_are_followed(tmp_path: Path) -> None:
 def test_the_model_is_recorded_after_a_checkpoint_has_removed_the_first_entry(opened: Opening, history: str) -> None:
     log = opened(history=history)
     written(log, "a", "b", "c")
-    checkpoint(log, 3)
+    compact(log, 3)
     for again in (log, None):
         if again is None:
             log.close()

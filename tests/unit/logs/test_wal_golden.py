@@ -41,7 +41,8 @@ def test_the_first_format_is_still_what_is_written(copy: Path, tmp_path: Path) -
     with WalLog(tmp_path / "new", options=WalOptions(history="archive")) as log:
         log.adopt("s", held[:3])
         log.adopt("s", held[3:5])
-        log.checkpoint("s", StoredSnapshot("daemon", 1, 4, digest(body), body))
+        for _ in range(2):  # A checkpoint removes the entries before the previous one.
+            log.checkpoint("s", StoredSnapshot("daemon", 1, 4, digest(body), body))
         log.adopt("s", held[5:])
     for name in ("wal.jsonl", "ledger.json", "keys.json"):
         assert (tmp_path / "new" / "s" / name).read_bytes() == (copy / "s" / name).read_bytes(), name

@@ -53,7 +53,7 @@ def left_behind(place: Path, *, compacted: bool) -> Path:
     with WalLog(place) as log:
         for number in range(1, 7):
             log.append("s", notes(f"k{number}"))
-        if compacted:
+        for _ in range(2 if compacted else 0):  # A checkpoint removes the entries before the previous one.
             log.checkpoint("s", snapshot(3))
     return place / "s" / "wal.jsonl"
 
@@ -109,6 +109,7 @@ def test_a_compaction_that_is_interrupted_behind_its_rename_acknowledges_nothing
 
     with monkeypatch.context() as patch:
         patch.setattr(disk, "rename", interrupted)
+        log.checkpoint("s", snapshot(4))
         with pytest.raises(KeyboardInterrupt):
             log.checkpoint("s", snapshot(4))
     with pytest.raises((LogClosed, AppendOutcomeUnknown)):
@@ -196,5 +197,6 @@ def test_a_key_is_known_while_it_is_buffered_stored_or_removed(tmp_path: Path) -
         assert (log.known("s", "a"), log.known("s", "b")) == (1, None)
         log.append("s", notes("b"))
         assert (log.known("s", "a"), log.known("s", "b")) == (1, 2)
-        log.checkpoint("s", snapshot(2))
-        assert (log.known("s", "a"), log.known("s", "b")) == (1, 2)
+        for _ in range(2):
+            log.checkpoint("s", snapshot(2))
+            assert (log.known("s", "a"), log.known("s", "b")) == (1, 2)

@@ -511,6 +511,11 @@ def test_the_snapshot_of_any_history_is_as_its_schema_says(
     jsonschema_rs.Draft202012Validator(schemas("engine.snapshot")).validate(snapshot)
 
 
+def has_no_nul(event: object) -> bool:
+    """No store takes a NUL in an event's envelope."""
+    return b"\\u0000" not in msgspec.json.encode(event)
+
+
 @given(data=st.data())
 @settings(max_examples=12, deadline=None)
 def test_every_answer_of_a_store_is_as_its_schema_says(
@@ -522,13 +527,13 @@ def test_every_answer_of_a_store_is_as_its_schema_says(
     check_event = jsonschema_rs.Draft202012Validator(schemas("engine.event.v1")).validate
     with runstate.open("memory:") as store:
         old, new = RunStateStoreV1(store), RunStateStoreV2(store)
-        drawn = data.draw(st.lists(events(RunEventWrite, json_values), min_size=1, max_size=2))
+        drawn = data.draw(st.lists(events(RunEventWrite, json_values).filter(has_no_nul), min_size=1, max_size=2))
         for event in (msgspec.structs.replace(each, tenant_id=drawn[0].tenant_id) for each in drawn):
             for _ in range(2):
                 check_v2(msgspec.to_builtins(new.append_event(event)))
             for stored in new.fetch_events(event.run_id):
                 check_record(parse(members_json(stored)))
-        event = data.draw(events(CanonicalEngineEvent, json_values))
+        event = data.draw(events(CanonicalEngineEvent, json_values).filter(has_no_nul))
         for _ in range(2):
             check_v1(msgspec.to_builtins(old.append_event(event)))
         for seen in old.fetch_events(event.run_id):

@@ -92,6 +92,7 @@ def test_errors_come_over_as_what_they_are(client: Client) -> None:
     client.emit(created)
     client.emit(e.Custom("n"))
     client.checkpoint()
+    client.compact()
     with pytest.raises(Truncated):
         client.events()
 

@@ -258,13 +258,16 @@ def test_a_log_that_is_binary_noise_is_kept_aside_and_said_so(wal: Place, caplog
 # --- checkpoints -----------------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_keeps_the_state_and_drops_the_events_before_it(wal: Place) -> None:
+def test_a_checkpoint_keeps_the_state_and_drops_the_events_before_the_previous_one(wal: Place) -> None:
     daemon = wal.open()
     for n in range(10):
         daemon.emit(e.QueuePushed("q", str(n), n, 0))
+        if n == 4:
+            assert daemon.checkpoint() == 5
     assert daemon.checkpoint() == 10
     with pytest.raises(Truncated):
         daemon.events()
+    assert [record.seq for record in daemon.events(after_seq=4)] == [5, 6, 7, 8, 9, 10]
     before = DAEMON.dump(daemon.state)
     daemon.close()
     again = wal.open()

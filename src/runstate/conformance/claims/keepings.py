@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import partial
 
 import pytest
+from msgspec.structs import replace
 
 from runstate.conformance.fixtures import LogKit, needs
 from runstate.conformance.notes import keys, note, notes, numbered, snapshot, stored
@@ -15,6 +16,8 @@ from runstate.conformance.threads import meanwhile
 from runstate.errors import BlobNotFound, SequenceConflict, StreamNotFound
 from runstate.logs.log import BlobRef, Capability, EventLog
 from runstate.logs.saving import save_snapshots
+
+long_ago = "2001-01-01T00:00:00.000Z"
 
 
 class SnapshotClaims(LogKit):
@@ -184,6 +187,32 @@ class DeletionClaims(LogKit):
         with pytest.raises(SequenceConflict):
             log.delete_stream("s", expected_seq=2)
         assert log.load_snapshot("s", "notes") == kept
+
+    @needs(Capability.DELETE)
+    def test_a_stream_that_was_begun_again_is_not_deleted(self, log: EventLog) -> None:
+        log.append("s", notes("a", "b"))
+        before = (stored(log, "s"), log.stream("s"))
+        with pytest.raises(SequenceConflict, match="begun again"):
+            log.delete_stream("s", expected_seq=2, first_persisted_at=long_ago)
+        assert (stored(log, "s"), log.stream("s")) == before
+        log.delete_stream("s", first_persisted_at=before[0][0].persisted_at)
+        assert log.stream("s") is None
+
+    @needs(Capability.SNAPSHOTS)
+    def test_a_snapshot_beyond_the_end_of_the_stream_stands_in_no_other_ones_way(self, log: EventLog) -> None:
+        log.append("s", numbered(3))
+        log.save_snapshot("s", snapshot(9))
+        log.save_snapshot("s", snapshot(3))
+        assert log.load_snapshot("s", "notes") == snapshot(3)
+
+    @needs(Capability.SNAPSHOTS)
+    def test_a_snapshot_of_an_earlier_stream_is_not_kept(self, log: EventLog) -> None:
+        began_at = log.append("s", numbered(3))[0].persisted_at
+        log.save_snapshot("s", replace(snapshot(3), first_persisted_at=long_ago))
+        assert log.load_snapshot("s", "notes") is None
+        log.save_snapshot("s", replace(snapshot(2), first_persisted_at=began_at))
+        save_snapshots(log, [("s", replace(snapshot(3), first_persisted_at=long_ago))])
+        assert log.load_snapshot("s", "notes") == snapshot(2)
 
     @needs(Capability.DELETE)
     def test_what_is_not_there_is_not_at_seq_0_either(self, log: EventLog) -> None:

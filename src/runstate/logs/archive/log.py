@@ -157,7 +157,12 @@ class ArchiveLog(Handle):
         self._refuse_change(stream)
 
     def delete_stream(
-        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+        self,
+        stream: str,
+        *,
+        expected_seq: int | None = None,
+        first_persisted_at: str = "",
+        tombstone: Tombstone | None = None,
     ) -> None:
         self._refuse_change(stream)
 
@@ -172,7 +177,7 @@ class ArchiveLog(Handle):
     def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         self._refuse_change(stream)
 
-    def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
+    def repair(self, stream: str, *, dry_run: bool = False, salvage: bool = False) -> list[Finding]:
         raise refuse(Capability.REPAIR, "archive")
 
     def feed(self, *, after: Position | None = None, limit: int = 1000) -> FeedPage:

@@ -72,6 +72,8 @@ def try_append(
     if head is not None and any(draft.chained for draft in drafts):
         plan.previous = _last_line(table, head)
     results = plan.add(drafts, expected_seq, now())
+    if plan.new:
+        table.clock.check()
     is_at = absent if head is None else equal(id=head.id, version=head.version)
     if plan.new and not _write(table, head, is_at, list(plan.new.values()), plan.model, "", sent):
         return None

@@ -22,13 +22,15 @@ from runstate.logs.dynamodb.items import (
 )
 from runstate.logs.dynamodb.refusals import Refused
 from runstate.logs.dynamodb.table import Action, Item, Table, equal, pause
-from runstate.logs.log import check_expected, now
+from runstate.logs.log import check_expected, check_same_stream, now
 from runstate.logs.tombstones import Tombstone
 
 _keys_only: Item = {"ProjectionExpression": "pk, sk"}
 
 
-def delete(table: Table, stream: str, expected_seq: int | None, tombstone: Tombstone | None) -> None:
+def delete(
+    table: Table, stream: str, expected_seq: int | None, first_persisted_at: str, tombstone: Tombstone | None
+) -> None:
     """From its return on, and for everybody at once, the stream is not there, and the tombstone is.
 
     Without a tombstone, one that is all that is left of the stream is deleted.
@@ -45,6 +47,7 @@ def delete(table: Table, stream: str, expected_seq: int | None, tombstone: Tombs
             return  # It was ours: the step was done, and only its answer was lost.
         if head is not None:
             check_expected(stream, head.last_seq, expected_seq)
+            check_same_stream(stream, head.first_at, first_persisted_at)
             actions = _actions(table, head, tombstone)
         elif item is not None and tombstone is None:
             actions = [table.delete(head_key(stream), equal(deleted_at=item["deleted_at"]))]

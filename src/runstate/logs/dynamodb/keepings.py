@@ -5,11 +5,12 @@ from __future__ import annotations
 import secrets
 
 from runstate.errors import StreamNotFound
+from runstate.logs.blob_refs import blob_digest, checked_blob
 from runstate.logs.dynamodb.appends import read_head
 from runstate.logs.dynamodb.items import Head, blobs, page_bytes_max
 from runstate.logs.dynamodb.refusals import Refused
 from runstate.logs.dynamodb.table import Item, Key, Table, encoded, equal
-from runstate.logs.log import BlobRef, StoredSnapshot, blob_digest, checked_blob
+from runstate.logs.log import BlobRef, StoredSnapshot, is_outdated, is_same_stream
 from runstate.models.canonical import digest
 
 # --- snapshots -----------------------------------------------------------------------------------------
@@ -38,6 +39,8 @@ def save_snapshot(table: Table, stream: str, snapshot: StoredSnapshot) -> None:
     head = read_head(table, stream)
     if head is None:
         raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+    if not is_same_stream(head.first_at, snapshot.first_persisted_at):
+        return
     is_there = table.check(head.key, equal(id=head.id))
     pk, sk = _snapshot_key(head, snapshot.model)
     values: Item = {
@@ -50,7 +53,7 @@ def save_snapshot(table: Table, stream: str, snapshot: StoredSnapshot) -> None:
     }
     old = table.get((pk, sk))
     # Stale already: its parts need not be written first. Whether it is newer is decided by the condition below.
-    if old is not None and old["version"] == snapshot.version and old["seq"] > snapshot.seq:
+    if old is not None and is_outdated(snapshot, old["version"], old["seq"], head.last_seq):
         return
     pieces = _pieces(snapshot.body)
     if len(pieces) > 1:
@@ -60,7 +63,7 @@ def save_snapshot(table: Table, stream: str, snapshot: StoredSnapshot) -> None:
     try:
         for key, piece in zip(_part_keys(values), pieces, strict=False):
             table.transact([is_there, table.put({"pk": key[0], "sk": key[1], "data": piece})])
-        table.transact([is_there, table.put(values, _newer_than_kept(snapshot))])
+        table.transact([is_there, table.put(values, _newer_than_kept(snapshot, head.last_seq))])
     except Refused as refused:
         table.delete_many(_part_keys(values))
         if refused.failed[0]:
@@ -70,11 +73,11 @@ def save_snapshot(table: Table, stream: str, snapshot: StoredSnapshot) -> None:
         table.delete_many(_part_keys(old))
 
 
-def _newer_than_kept(snapshot: StoredSnapshot) -> Item:
+def _newer_than_kept(snapshot: StoredSnapshot, last_seq: int) -> Item:
     return {
-        "ConditionExpression": "attribute_not_exists(pk) OR #version <> :version OR #seq <= :seq",
+        "ConditionExpression": "attribute_not_exists(pk) OR #version <> :version OR #seq <= :seq OR #seq > :last",
         "ExpressionAttributeNames": {"#version": "version", "#seq": "seq"},
-        "ExpressionAttributeValues": encoded({":version": snapshot.version, ":seq": snapshot.seq}),
+        "ExpressionAttributeValues": encoded({":version": snapshot.version, ":seq": snapshot.seq, ":last": last_seq}),
     }
 
 

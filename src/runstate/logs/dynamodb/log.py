@@ -167,11 +167,16 @@ class DynamoLog(Handle):
         keepings.save_snapshot(self._table, stream, snapshot)
 
     def delete_stream(
-        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+        self,
+        stream: str,
+        *,
+        expected_seq: int | None = None,
+        first_persisted_at: str = "",
+        tombstone: Tombstone | None = None,
     ) -> None:
         check_stream(stream)
         self._check_open()
-        deletion.delete(self._table, stream, expected_seq, tombstone)
+        deletion.delete(self._table, stream, expected_seq, first_persisted_at, tombstone)
         deletion.collect(self._table)
 
     def tombstone(self, stream: str) -> Tombstone | None:
@@ -189,7 +194,7 @@ class DynamoLog(Handle):
         self._check_open()
         yield from verify_rest(self._table)
 
-    def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
+    def repair(self, stream: str, *, dry_run: bool = False, salvage: bool = False) -> list[Finding]:
         raise refuse(Capability.REPAIR, "DynamoDB")
 
     def put_blob(self, data: bytes) -> BlobRef:

@@ -20,6 +20,7 @@ from botocore.parsers import ResponseParserError
 from botocore.session import get_session
 
 from runstate.errors import AppendOutcomeUnknown, InvalidUrl, LogBusy, LogClosed, LogFailed
+from runstate.logs.dynamodb.clock import ServerClock
 from runstate.logs.dynamodb.refusals import Refused, Trouble, reasons_of, translate, trouble
 
 Item = dict[str, Any]
@@ -42,7 +43,7 @@ class Table:
     """A table by its name. Threads may share it; a forked child must make its own."""
 
     def __init__(self, name: str, *, region: str | None, endpoint: str | None, busy_timeout_s: float) -> None:
-        self.name, self.busy_timeout_s = name, busy_timeout_s
+        self.name, self.busy_timeout_s, self.clock = name, busy_timeout_s, ServerClock()
         self._idle = Condition()
         self._under_way = 0
         self._closed = False
@@ -106,7 +107,9 @@ class Table:
         was_lost = False
         for attempt in range(1_000_000):
             try:
+                sent_at = self.clock.time()
                 answer: Item = getattr(self._client, operation)(**request)
+                self.clock.note(answer["ResponseMetadata"]["HTTPHeaders"].get("date", ""), sent_at)
                 return answer
             except (ClientError, BotoCoreError, ResponseParserError) as error:
                 kind = trouble(error)

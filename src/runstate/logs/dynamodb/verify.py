@@ -167,7 +167,7 @@ def _snapshots(table: Table, head: Head) -> Iterator[Finding]:
     for items in table.query(head.id, "s", "t"):
         for item in items:
             kept = load_snapshot(table, head.stream, str(item.get("model")))
-            if kept is None or digest(kept.body) != kept.digest:
+            if kept is None or not kept.is_intact:
                 model, seq = item.get("model"), item.get("seq")
                 yield Finding(
                     code="snapshot.digest_mismatch",

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 from threading import Lock
 from typing import Self
 
+import msgspec
+
 from runstate.errors import BlobNotFound, InvalidUrl, LogClosed, StreamNotFound
 from runstate.logs.adoption import check_records, key_taken, new_records
 from runstate.logs.log import (
@@ -23,7 +25,10 @@ from runstate.logs.log import (
     Tombstone,
     check_expected,
     check_limit,
+    check_same_stream,
     decimal_position,
+    is_outdated,
+    is_same_stream,
     now,
     refuse,
 )
@@ -136,15 +141,22 @@ class MemoryLog:
     def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
         check_stream(stream)
         with self._open():
-            if stream not in self._streams:
+            if (records := self._streams.get(stream)) is None:
                 raise StreamNotFound(stream=stream)
+            if not is_same_stream(records[0].persisted_at, snapshot.first_persisted_at):
+                return
             kept = self._snapshots.setdefault(stream, {})
             old = kept.get(snapshot.model)
-            if old is None or old.version != snapshot.version or snapshot.seq >= old.seq:
-                kept[snapshot.model] = snapshot
+            if old is None or not is_outdated(snapshot, old.version, old.seq, records[-1].seq):
+                kept[snapshot.model] = msgspec.structs.replace(snapshot, first_persisted_at="")
 
     def delete_stream(
-        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+        self,
+        stream: str,
+        *,
+        expected_seq: int | None = None,
+        first_persisted_at: str = "",
+        tombstone: Tombstone | None = None,
     ) -> None:
         check_stream(stream)
         with self._open():
@@ -153,6 +165,7 @@ class MemoryLog:
                     return
                 raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
             check_expected(stream, records[-1].seq, expected_seq)
+            check_same_stream(stream, records[0].persisted_at, first_persisted_at)
             self._tombstones.pop(stream, None)
             if tombstone is not None:
                 self._tombstones[stream] = tombstone
@@ -175,7 +188,7 @@ class MemoryLog:
     def verify_rest(self) -> Iterator[Finding]:
         return self.verify()
 
-    def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
+    def repair(self, stream: str, *, dry_run: bool = False, salvage: bool = False) -> list[Finding]:
         raise refuse(Capability.REPAIR, "memory")
 
     def put_blob(self, data: bytes) -> BlobRef:

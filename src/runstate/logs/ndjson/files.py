@@ -16,8 +16,9 @@ from runstate.logs.target_directory import remove_own
 EVENTS = "events.ndjson"
 PENDING = "events.pending"
 INDEX = "index.json"
+KEYS = "keys.idx"
 ORCHESTRATOR_LOCK = ".orchestrator.lock"
-_file = r"(events\.ndjson|index\.json|snapshot(\.[^/]+)?\.json)"
+_file = r"(events\.ndjson|index\.json|keys\.idx|snapshot(\.[^/]+)?\.json)"
 own_files = re.compile(rf"{_file}({TEMP})?|events\.pending|\.orchestrator\.lock")
 """The files of a run's directory that an archive need not keep: the log's, and the orchestrator's lock."""
 _temporary = re.compile(_file + TEMP)
@@ -49,6 +50,10 @@ class RunFiles:
     @cached_property
     def index(self) -> PurePath:
         return self.home / INDEX
+
+    @cached_property
+    def keys(self) -> PurePath:
+        return self.home / KEYS
 
     @property
     def lock(self) -> PurePath:

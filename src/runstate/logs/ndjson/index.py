@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import PurePath
+from zlib import crc32
 
 import msgspec
 
 from runstate.logs.disk import Disk, File, write_new
 from runstate.logs.log import StoredSnapshot
 from runstate.logs.ndjson.files import RunFiles
-from runstate.logs.ndjson.reading import Mark
+from runstate.logs.ndjson.reading import Mark, chunk_bytes
 from runstate.logs.sealed import sealed, unsealed
 from runstate.models.canonical import digest
 
@@ -36,6 +37,8 @@ class Index(msgspec.Struct):
     """The end of the file when this was written."""
     crc: int = 0
     """CRC-32 over the file up to there. It covers what the hash chain does not: trace ids and the like."""
+    stamp: str = ""
+    """The version of the file at that time: with it, nobody has touched the file since."""
     snapshots: dict[str, list[Entry]] = {}
     """Of each model the newest, and the one before it, which a crash may have left in the file."""
     format: int = format_version
@@ -43,6 +46,15 @@ class Index(msgspec.Struct):
     def marks(self) -> list[Mark]:
         found = [entry.mark for entries in self.snapshots.values() for entry in entries if entry.mark is not None]
         return found if self.end is None else [*found, self.end]
+
+    def covers(self, file: File, size: int) -> bool:
+        """Whether the bytes that this has a checksum of are still those, where there are as many."""
+        if self.end is None or self.end.offset > size:
+            return True
+        offset = crc = 0
+        while offset < self.end.offset and (chunk := file.read_at(offset, min(chunk_bytes, self.end.offset - offset))):
+            offset, crc = offset + len(chunk), crc32(chunk, crc)
+        return crc == self.crc
 
 
 def read_index(disk: Disk, files: RunFiles) -> Index:

@@ -67,6 +67,7 @@ class _Link(msgspec.Struct, gc=False):
     event_hash: str = ""
 
 
+_framed_seq = re.compile(rb'{"seq":(\d{1,18}),')
 _envelopes = msgspec.json.Decoder(Envelope)
 _bares = msgspec.json.Decoder(_Bare)
 _stamps = msgspec.json.Decoder(_Stamp)
@@ -194,6 +195,35 @@ def model_of(first_line: bytes) -> str:
 def body_of(line: bytes) -> bytes:
     """The model's line in a line that was checked before."""
     return line.partition(b',"event":')[2][:-1] if line.startswith(OPENING) else line
+
+
+class Place(msgspec.Struct, frozen=True, gc=False):
+    """Where a line belongs by its own word: behind a seq, or behind the line with a hash."""
+
+    after: int | str
+    key: str
+
+
+def own_place(stream: str, line: bytes) -> Place | None:
+    """The place of a line that proves itself by a checksum or a hash; None where it does not."""
+    try:
+        if line.startswith(OPENING):
+            found = _framed_seq.match(line)
+            seq = int(found[1]) if found else 0
+            return Place(seq - 1, framed_record(stream, seq, line).key) if seq else None
+        bare = _bare(line)
+    except Damage:
+        return None
+    is_proven = bare.run_id == stream and bare.event_hash is not UNSET and _is_hashed(bare)
+    return Place(bare.prev_hash or "", bare.event_id) if is_proven else None
+
+
+def last_hash(body: bytes) -> str:
+    """The hash that the line behind this one names; empty where there is none."""
+    try:
+        return _links_of(body)[1].decode()
+    except (Damage, UnicodeError):
+        return ""
 
 
 def looks_whole(line: bytes) -> bool:

@@ -33,12 +33,16 @@ from runstate.logs.log import (
     Tombstone,
     check_expected,
     check_limit,
+    check_same_stream,
+    is_outdated,
+    is_same_stream,
     refuse,
 )
 from runstate.logs.ndjson.files import EVENTS, ORCHESTRATOR_LOCK, RunFiles, guessed, own_files, run_files
+from runstate.logs.ndjson.held import Held
 from runstate.logs.ndjson.index import find_snapshot, read_index
-from runstate.logs.ndjson.reading import Mark, View, extent, read_head
-from runstate.logs.ndjson.recovery import Held, repair
+from runstate.logs.ndjson.reading import Mark, RecentMarks, View, extent, missing_events, read_head
+from runstate.logs.ndjson.repair import repair
 from runstate.logs.ndjson.run import Gone, Job, Run
 from runstate.logs.ndjson.verify import verify_run
 from runstate.logs.removed_directories import Sweeper, remove_directory
@@ -47,8 +51,6 @@ from runstate.models.model import Draft, check_file_stream
 
 writers_max = 128
 """Runs that are open for writing at once; beyond it, the one that was used longest ago is let go of."""
-_marks_max = 4
-_marked_streams_max = 1024
 _seq_max = 2**63 - 1
 
 
@@ -80,7 +82,7 @@ class NdjsonLog(Handle):
         self._disk: Disk = disk or RealDisk(shared_below=root)
         self._blobs = Blobs(self._disk, root / ".blobs")
         self._runs: OrderedDict[str, Run] = OrderedDict()
-        self._marks: OrderedDict[str, list[Mark]] = OrderedDict()
+        self._marks = RecentMarks()
         self._gate = Lock()
         self._sweeper = Sweeper(self._disk, root)
         self._settled = prepare_root(self._disk, root, create, self._has_runs)
@@ -111,7 +113,10 @@ class NdjsonLog(Handle):
         check_limit(limit)
         after = max(0, min(after_seq, _seq_max))
         with self._view(stream, after) as view:
-            return [] if view is None else list(view.records(after, limit))
+            records = [] if view is None else list(view.records(after, limit))
+        if not records and not after:
+            self._check_not_lost(stream)
+        return records
 
     def lines(self, stream: str, *, after_seq: int = 0, until_seq: int | None = None) -> Iterator[bytes]:
         check_file_stream(stream)
@@ -119,16 +124,19 @@ class NdjsonLog(Handle):
 
     def _bodies(self, stream: str, after_seq: int, until_seq: int | None) -> Iterator[Sequence[bytes]]:
         with self._view(stream, after_seq) as view:
-            if view is not None:
-                yield from view.bodies(after_seq, until_seq)
+            is_empty = True
+            for bodies in () if view is None else view.bodies(after_seq, until_seq):
+                is_empty = False
+                yield bodies
+        if is_empty and not after_seq and until_seq != 0:
+            self._check_not_lost(stream)
 
     def find(self, stream: str, key: str) -> Record | None:
         check_file_stream(stream)
         held = self._held(stream)
         if held is not None:
-            seq = held.keys.get(key)
-            found = [] if seq is None else self.read(stream, after_seq=seq - 1, limit=1)
-            return found[0] if found else None
+            hits = (each for seq in held.seqs_of(key) for each in self.read(stream, after_seq=seq - 1, limit=1))
+            return next((record for record in hits if record.key == key), None)
         with self._view(stream) as view:
             records = iter(()) if view is None else view.records(0)
             return next((record for record in records if record.key == key), None)
@@ -149,7 +157,8 @@ class NdjsonLog(Handle):
             self._check_open()
             return held.info(stream)
         with self._view(stream, _seq_max) as view:
-            return None if view is None else view.info()
+            info = None if view is None else view.info()
+        return StreamInfo(stream, "", 0, 0, "", "") if info is None and self._lost(stream) is not None else info
 
     def heads(self, *, after: str = "", until: str | None = None, versions: bool = True) -> Iterator[Head]:
         self._check_open()
@@ -168,10 +177,12 @@ class NdjsonLog(Handle):
         check_file_stream(stream)
         self._check_exists(stream)
         with self._turn(stream) as run, self._view(stream, snapshot.seq) as view:
-            if view is None:
+            if view is None or (info := self.stream(stream)) is None:
                 raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+            if not is_same_stream(info.first_persisted_at, snapshot.first_persisted_at):
+                return
             kept = find_snapshot(self._disk, run.files, view.file, snapshot.model)
-            if kept is not None and kept.version == snapshot.version and kept.seq > snapshot.seq:
+            if kept is not None and is_outdated(snapshot, kept.version, kept.seq, info.last_seq):
                 return
             mark = view.mark_at(snapshot.seq) if run.held is None else run.held.mark(snapshot.seq, view.file)
             run.save_snapshot(snapshot, mark, kept)
@@ -179,7 +190,12 @@ class NdjsonLog(Handle):
     # --- the whole stream ----------------------------------------------------------------------------------
 
     def delete_stream(
-        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+        self,
+        stream: str,
+        *,
+        expected_seq: int | None = None,
+        first_persisted_at: str = "",
+        tombstone: Tombstone | None = None,
     ) -> None:
         check_file_stream(stream)
         has_events = self.stream(stream) is not None
@@ -187,10 +203,12 @@ class NdjsonLog(Handle):
             check_deletable(self._disk, self.root, stream, tombstone, has_events=has_events)
             self._sweeper.sweep()
         with self._turn(stream) as run:
-            has_events = self._disk.exists(run.files.events)
+            has_events = self._disk.exists(run.files.events) or self._lost(stream) is not None
             check_deletable(self._disk, self.root, stream, tombstone, has_events=has_events)
-            if has_events and expected_seq is not None:
-                check_expected(stream, run.load().seq, expected_seq)
+            if has_events and (expected_seq is not None or first_persisted_at):
+                held = run.load()
+                check_expected(stream, held.seq, expected_seq)
+                check_same_stream(stream, held.first_at, first_persisted_at)
             run.forget()
             replace_tombstone(self._disk, self.root, stream, tombstone)
             if has_events:
@@ -198,7 +216,7 @@ class NdjsonLog(Handle):
             run.close()
             with self._gate:
                 del self._runs[stream]
-                self._marks.pop(stream, None)
+            self._marks.forget(stream)
 
     def tombstone(self, stream: str) -> Tombstone | None:
         info = self.stream(stream)
@@ -227,17 +245,16 @@ class NdjsonLog(Handle):
             yield from self._blobs.verify()
             yield from verify_tombstones(self._disk, self.root)
 
-    def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
+    def repair(self, stream: str, *, dry_run: bool = False, salvage: bool = False) -> list[Finding]:
         check_file_stream(stream)
         self._check_exists(stream)
         if dry_run:
             with translated():
-                return repair(self._disk, self._files(stream), self.recoveries, dry_run=True)
+                return repair(self._disk, self._files(stream), [], dry_run=True, is_salvage=salvage)
         with self._turn(stream) as run:
             run.forget()
-            with self._gate:
-                self._marks.pop(stream, None)
-            return repair(self._disk, run.files, self.recoveries, dry_run=False)
+            self._marks.forget(stream)
+            return repair(self._disk, run.files, self.recoveries, dry_run=False, is_salvage=salvage)
 
     # --- blobs ---------------------------------------------------------------------------------------------
 
@@ -263,6 +280,19 @@ class NdjsonLog(Handle):
     def _check_exists(self, stream: str) -> None:
         if self.stream(stream) is None:
             raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+
+    def _lost(self, stream: str) -> Mark | None:
+        """How far a run had come of which no whole event is left. What is there now is looked at last."""
+        mark = read_index(self._disk, self._files(stream)).end
+        if mark is None:
+            return None
+        # Lines are flushed before the index tells of them, so a run that was begun since shows its first one here.
+        with self._view(stream) as view:
+            return mark if view is None or view.info() is None else None
+
+    def _check_not_lost(self, stream: str) -> None:
+        if (mark := self._lost(stream)) is not None:
+            raise missing_events(stream, mark.seq, 0, 0)
 
     # --- how -----------------------------------------------------------------------------------------------
 
@@ -292,12 +322,12 @@ class NdjsonLog(Handle):
                     mark = held.mark(min(after_seq, held.seq), file)
                     yield View(stream, file, held.end, [] if mark is None else [mark])
                     return
-                marks = list(self._marks.get(stream, ())) if after_seq else []
+                marks = self._marks.of(stream) if after_seq else []
                 if after_seq and all(mark.seq != after_seq for mark in marks):
                     marks += read_index(self._disk, files).marks()
                 view = View(stream, file, extent(self._disk, files, file), marks)
                 yield view
-                self._remember(stream, view.last)
+                self._marks.add(stream, view.last)
 
     def _opened(self, files: RunFiles) -> tuple[File | None, Held | None]:
         """A run's file to read from, if there is one, and what its writer in this process knows of that same file."""
@@ -315,14 +345,6 @@ class NdjsonLog(Handle):
     def _held(self, stream: str) -> Held | None:
         run = self._runs.get(stream)
         return None if run is None else run.held
-
-    def _remember(self, stream: str, mark: Mark | None) -> None:
-        if mark is None:
-            return
-        with self._gate:
-            self._marks[stream] = [mark, *self._marks.pop(stream, ())][:_marks_max]
-            if len(self._marks) > _marked_streams_max:
-                self._marks.popitem(last=False)
 
     @contextmanager
     def _writing(self, stream: str) -> Iterator[Run]:

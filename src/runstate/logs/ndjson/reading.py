@@ -6,9 +6,11 @@ anywhere. `View` is the file as one reader sees it, up to an end that was fixed 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
+from threading import Lock
 from zlib import crc32
 
 import msgspec
@@ -31,7 +33,11 @@ from runstate.logs.ndjson.lines import (
 from runstate.logs.sealed import unsealed
 
 chunk_bytes = 1 << 20
+EVENTS_MISSING = "log.events_missing"
+EVENT_CHANGED = "log.event_changed"
 _starts_max = 16
+_marks_max = 4
+_marked_streams_max = 1024
 
 
 class Mark(msgspec.Struct, frozen=True, gc=False):
@@ -48,6 +54,29 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
             return None
         line = file.read_at(self.line_offset, self.offset - self.line_offset)
         return line[:-1] if crc32(line) == self.line_crc and line.endswith(b"\n") else None
+
+
+class RecentMarks:
+    """Where walks through runs have ended, for those who read in pages."""
+
+    def __init__(self) -> None:
+        self._marks: OrderedDict[str, list[Mark]] = OrderedDict()
+        self._gate = Lock()
+
+    def of(self, stream: str) -> list[Mark]:
+        return list(self._marks.get(stream, ()))
+
+    def add(self, stream: str, mark: Mark | None) -> None:
+        if mark is None:
+            return
+        with self._gate:
+            self._marks[stream] = [mark, *self._marks.pop(stream, ())][:_marks_max]
+            if len(self._marks) > _marked_streams_max:
+                self._marks.popitem(last=False)
+
+    def forget(self, stream: str) -> None:
+        with self._gate:
+            self._marks.pop(stream, None)
 
 
 class Announcement(msgspec.Struct, frozen=True):
@@ -80,16 +109,16 @@ def announcement(disk: Disk, files: RunFiles) -> Announcement | None:
         return None
 
 
-def whole_lines(file: File, start: int, end: int) -> Iterator[bytes]:
+def whole_lines(file: File, start: int, end: int, *, chunk_bytes: int = chunk_bytes) -> Iterator[bytes]:
     """The lines between two offsets without their newlines; an unfinished last one is left out."""
-    for block in _blocks(file, start, end):
+    for block in _blocks(file, start, end, chunk_bytes):
         yield from block
 
 
-def _blocks(file: File, start: int, end: int) -> Iterator[list[bytes]]:
+def _blocks(file: File, start: int, end: int, size: int = chunk_bytes) -> Iterator[list[bytes]]:
     """`whole_lines`, many at a time. The first comes alone, since only it may have no line before it."""
     rest, alone = b"", 1
-    while start < end and (chunk := file.read_at(start, min(chunk_bytes, end - start))):
+    while start < end and (chunk := file.read_at(start, min(size, end - start))):
         start += len(chunk)
         *lines, rest = (rest + chunk).split(b"\n")
         yield from filter(None, (lines[:alone], lines[alone:]))
@@ -182,20 +211,22 @@ class View:
         try:
             first = next(View(self.stream, self.file, self.end).records(0, 1), None)
         except LogDamaged:
-            return StreamInfo(self.stream, "", 0, 0, "", "")
+            return StreamInfo(self.stream, "", 0, 0, "", "", damaged=True)
         if first is None:
             return None
         seq, offset, previous = self._start(1 << 63)
         last: bytes | None = None
+        damaged = False
         for line in whole_lines(self.file, offset, self.end):
             try:
                 previous = check_line(seq + 1, line, previous)
             except Damage:
+                damaged = True
                 break
             seq, last = seq + 1, line
         last_at = self._last_at(last)
         times = (first.persisted_at, last_at or first.persisted_at)
-        return StreamInfo(self.stream, first.tenant, seq, seq, *times, model_of(read_first_frame(self.file)))
+        return StreamInfo(self.stream, first.tenant, seq, seq, *times, model_of(read_first_frame(self.file)), damaged)
 
     def _last_at(self, last: bytes | None) -> str | None:
         if last is None:
@@ -227,13 +258,14 @@ class View:
 
 def damaged(stream: str, damage: Damage, seq: int, offset: int) -> LogDamaged:
     return LogDamaged(
-        f"{damage} (run {stream!r}, line {seq}, byte {offset}). {seq - 1} events before it are intact; "
-        "'runstate repair' keeps the damaged bytes and goes on from there",
+        f"{damage} (run {stream!r}, line {seq}, byte {offset}). {seq - 1} events before it are intact. "
+        "'runstate repair --dry-run' says what a repair keeps, and with --salvage how much more",
         stream=stream,
         seq=seq,
         offset=offset,
         intact=seq - 1,
         reason=damage.code,
+        what=str(damage),
     )
 
 
@@ -269,5 +301,19 @@ def salvage(stream: str, seq: int, remnant: bytes, previous: bytes | None) -> by
 
 def damage_finding(error: LogDamaged) -> Finding:
     details = dict(error.details)
-    stream, seq, code = details.pop("stream"), details.pop("seq"), details.pop("reason")
-    return Finding(code=code, message=str(error), stream=stream, seq=seq, details=details)
+    stream, seq, code, what = (details.pop(name) for name in ("stream", "seq", "reason", "what"))
+    message = f"{what} (line {seq}, byte {details['offset']})"
+    return Finding(code=code, message=message, stream=stream, seq=seq, details=details)
+
+
+def missing_events(stream: str, had: int, intact: int, offset: int) -> LogDamaged:
+    """The error for a file that ends before what its index knows was stored."""
+    return damaged(
+        stream, Damage(EVENTS_MISSING, f"There were {had} events, now there are {intact}"), intact + 1, offset
+    )
+
+
+def changed_event(stream: str, seq: int) -> LogDamaged:
+    """The error for lines that are whole, and not what the index has a checksum of."""
+    what = f"Something that no hash covers has changed in the first {seq} lines, such as a trace id"
+    return damaged(stream, Damage(EVENT_CHANGED, what), 1, 0)

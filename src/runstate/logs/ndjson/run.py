@@ -19,13 +19,16 @@ from runstate.logs import disk as files_door
 from runstate.logs.adoption import key_taken, new_records
 from runstate.logs.directories import create_in, translate
 from runstate.logs.disk import Disk, File
-from runstate.logs.frames import Damage
+from runstate.logs.file_proof import FileChanged, check_in_place, file_lost, lock_in_place
+from runstate.logs.frames import LINE_DAMAGED, Damage
 from runstate.logs.log import AppendResult, Finding, Record, StoredSnapshot, Tombstone, now
 from runstate.logs.ndjson.files import RunFiles
+from runstate.logs.ndjson.held import Held
 from runstate.logs.ndjson.index import Entry, Index, put_snapshot, read_index, write_index
+from runstate.logs.ndjson.keys import seqs_max, write_keys
 from runstate.logs.ndjson.lines import Envelope, adopted_line, body_of, read_line, write_line
 from runstate.logs.ndjson.reading import Announcement, Mark, damaged
-from runstate.logs.ndjson.recovery import Held, load
+from runstate.logs.ndjson.recovery import load
 from runstate.logs.planning import StreamPlan
 from runstate.logs.sealed import sealed
 from runstate.logs.stream_models import model_after
@@ -33,6 +36,9 @@ from runstate.logs.tombstone_files import drop_if_restored, find_tombstone
 from runstate.logs.tombstones import if_counting
 from runstate.models.canonical import digest
 from runstate.models.model import Draft
+
+keys_behind_max = 2000
+"""So many lines behind the key file are read when a run is opened. Beyond it, closing the run writes a new one."""
 
 
 class Gone(Exception):
@@ -123,7 +129,7 @@ class Run:
         group = _Group(held, self._plan(held, None))
         previous = held.previous
         for seq, record in enumerate(new, held.seq + 1):
-            if record.key in held.keys:
+            if self._stored(held, record.key) is not None:
                 raise key_taken(record, held.seq)
             if record.seq != seq:
                 raise Unsupported(
@@ -151,7 +157,15 @@ class Run:
 
     def load(self) -> Held:
         """What is known of the run's file, which is read if nothing is. The caller has the turn."""
-        self.held = self.held or load(self._disk, self.files, self._report)
+        if self.held is None:
+            held = load(self._disk, self.files, self._report)
+            if held.file is not None:
+                try:
+                    lock_in_place(self._disk, self.files.events, held.file)
+                except BaseException:
+                    held.file.close()
+                    raise
+            self.held = held
         return self.held
 
     def _appoint(self) -> None:
@@ -228,22 +242,18 @@ class Run:
             group.jobs.append(job)
 
     def _stored(self, held: Held, key: str) -> Record | None:
-        seq = held.keys.get(key)
-        return None if seq is None else self._record(held, seq)
+        found = (self._record(held, seq) for seq in held.seqs_of(key))
+        return next((record for record in found if record.key == key), None)
 
     def _record(self, held: Held, seq: int) -> Record:
-        line, previous = self._line(held, seq), None
-        if seq > 1:
-            previous = body_of(self._line(held, seq - 1))
         try:
-            return read_line(self.files.stream, seq, line, previous)
+            previous = body_of(held.line(seq - 1)) if seq > 1 else None
+            return read_line(self.files.stream, seq, held.line(seq), previous)
         except Damage as damage:
-            raise damaged(self.files.stream, damage, seq, held.bounds[seq - 1]) from damage
-
-    @staticmethod
-    def _line(held: Held, seq: int) -> bytes:
-        start, stop = held.span(seq)
-        return b"" if held.file is None else held.file.read_at(start, stop - start - 1)
+            raise damaged(self.files.stream, damage, seq, held.span(seq)[0]) from damage
+        except LookupError as error:
+            moved = Damage(LINE_DAMAGED, f"Line {seq} is not where it was")
+            raise damaged(self.files.stream, moved, seq, held.end) from error
 
     def _write(self, group: _Group) -> Exception | None:
         """Write and flush a group. What went wrong, if anything did."""
@@ -252,6 +262,7 @@ class Run:
         try:
             if held.file is None:
                 held.file = create_in(self._disk, self.files.events)
+                lock_in_place(self._disk, self.files.events, held.file)
             if group.has_batch:
                 self._announce(Announcement(held.end, len(data)))
             held.file.append(data)
@@ -265,6 +276,10 @@ class Run:
             # The kernel may have dropped the pages. Cut them off now: nobody may take them for stored.
             self._take_back(held.end)
             return AppendOutcomeUnknown(f"A flush failed ({error}); send the same keys again")
+        try:
+            check_in_place(self._disk, self.files.events, held.file, held.end + len(data))
+        except FileChanged as error:
+            return file_lost(error)
         if group.has_batch and self._pending is not None:
             # Not flushed: after a crash the old announcement tells of bytes that are all there.
             with suppress(OSError):
@@ -329,6 +344,11 @@ class Run:
     def _note_end(self, index: Index) -> None:
         if self.held is not None and self.held.file is not None and self.held.seq:
             index.end, index.crc = self.held.mark(self.held.seq, self.held.file), self.held.crc
+            index.stamp = self._disk.stamp(self.files.events)[1]
+
+    def _write_keys(self, held: Held, index: Index) -> None:
+        if len(held.keys) >= keys_behind_max and held.seq <= seqs_max and index.end is not None:
+            write_keys(self._disk, self.files, held.base, index.end, held.crc, held.bounds, held.keys)
 
     # --- letting go ----------------------------------------------------------------------------------------
 
@@ -340,8 +360,10 @@ class Run:
         if self.held is not None and self.held.seq:
             with suppress(OSError):
                 index = self._index or read_index(self._disk, self.files)
-                if index.end is None or index.end.offset != self.held.end:
+                stamp = self._disk.stamp(self.files.events)
+                if index.end is None or (index.end.offset, stamp) != (self.held.end, (self.held.end, index.stamp)):
                     self._note_end(index)
+                    self._write_keys(self.held, index)
                     write_index(self._disk, self.files, index)
         self._let_go()
         self._lock.release()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from zlib import crc32
 
 from runstate.errors import LogDamaged
 from runstate.logs.disk import Disk
 from runstate.logs.log import Finding
 from runstate.logs.ndjson.files import RunFiles
 from runstate.logs.ndjson.index import Index, read_index
-from runstate.logs.ndjson.reading import Mark, View, chunk_bytes, damage_finding, salvage
-from runstate.logs.ndjson.recovery import TORN_TAIL
+from runstate.logs.ndjson.reading import Mark, View, changed_event, damage_finding, missing_events
+from runstate.logs.ndjson.recovery import TORN_TAIL, find_tail
+from runstate.logs.set_aside import list_set_aside
 from runstate.models.canonical import digest
 
 
@@ -19,8 +19,8 @@ def verify_run(disk: Disk, files: RunFiles, index: Index, view: View | None) -> 
     """Findings for one run, whose index was read before the view was opened. No view: the file is not there."""
     if view is None:
         if index.end is not None:
-            message = f"There were {index.end.seq} events, and the file is gone"
-            yield Finding(code="log.events_missing", message=message, stream=files.stream, seq=1)
+            yield damage_finding(missing_events(files.stream, index.end.seq, 0, 0))
+        yield from list_set_aside(disk, files.stream, files.home)
         return
     keys: set[str] = set()
     previous: bytes | None = None
@@ -38,25 +38,21 @@ def verify_run(disk: Disk, files: RunFiles, index: Index, view: View | None) -> 
     except LogDamaged as error:
         yield damage_finding(error)
     else:
-        yield from _remains(files, view, index, previous)
+        yield from _remains(disk, files, view, index, previous)
         yield from _whole(files, view, index)
     yield from _snapshots(disk, files, index, view.last)
+    yield from list_set_aside(disk, files.stream, files.home)
 
 
-def _remains(files: RunFiles, view: View, index: Index, previous: bytes | None) -> Iterator[Finding]:
+def _remains(disk: Disk, files: RunFiles, view: View, index: Index, previous: bytes | None) -> Iterator[Finding]:
     """What stands behind the last whole line, unless it is the plain stub that every killed writer may leave."""
     seq, offset = (0, 0) if view.last is None else (view.last.seq, view.last.offset)
-    if index.end is not None and index.end.offset > offset:
-        yield Finding(
-            code="log.events_missing",
-            message=f"There were {index.end.seq} events, now there are {seq}",
-            stream=files.stream,
-            seq=seq + 1,
-            details={"offset": offset, "intact": seq},
-        )
+    tail = find_tail(disk, files, view.file, seq, offset, previous)
+    if index.end is not None and index.end.offset > tail.end:
+        yield damage_finding(missing_events(files.stream, index.end.seq, seq, offset))
         return
     remnant = view.file.read_at(offset, max(0, view.end - offset))
-    if b"\0" in remnant or (remnant and salvage(files.stream, seq + 1, remnant.removesuffix(b"\n"), previous)):
+    if b"\0" in remnant or (remnant and tail.line):
         yield Finding(
             code=TORN_TAIL,
             message=f"{len(remnant)} bytes behind event {seq} are no whole line; the next append keeps and cuts them",
@@ -68,21 +64,8 @@ def _remains(files: RunFiles, view: View, index: Index, previous: bytes | None) 
 
 
 def _whole(files: RunFiles, view: View, index: Index) -> Iterator[Finding]:
-    if index.end is None or view.last is None or index.end.offset > view.last.offset:
-        return
-    offset = crc = 0
-    while offset < index.end.offset:
-        chunk = view.file.read_at(offset, min(chunk_bytes, index.end.offset - offset))
-        offset, crc = offset + len(chunk), crc32(chunk, crc)
-        if not chunk:
-            break
-    if crc != index.crc:
-        yield Finding(
-            code="log.event_changed",
-            message=f"Something that no hash covers has changed in the first {index.end.seq} lines, such as a trace id",
-            stream=files.stream,
-            details={"offset": index.end.offset},
-        )
+    if index.end is not None and view.last is not None and not index.covers(view.file, view.last.offset):
+        yield damage_finding(changed_event(files.stream, index.end.seq))
 
 
 def _snapshots(disk: Disk, files: RunFiles, index: Index, last: Mark | None) -> Iterator[Finding]:

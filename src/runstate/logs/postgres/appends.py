@@ -10,49 +10,49 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from typing import Any
 
 from psycopg.errors import RestrictViolation
 from psycopg.rows import TupleRow
 
 from runstate.errors import RunstateError
-from runstate.logs.log import AppendResult
-from runstate.logs.planning import First, StreamPlan
+from runstate.logs.log import AppendResult, Record
+from runstate.logs.planning import StreamPlan
 from runstate.logs.postgres.arrays import Blobs, Numbers, Texts
-from runstate.logs.postgres.connections import Connection
 from runstate.logs.postgres.deletion import put_back_tombstone
-from runstate.logs.stored_rows import checksum
+from runstate.logs.postgres.transactions import Connection, begin, local_settings, set_local
+from runstate.logs.stored_rows import checksum, read_records, record_columns
 from runstate.logs.tombstones import Tombstone
 from runstate.models.model import Draft
 
-# Each statement must see what was committed while the one before it waited, whatever the server's default is.
-begin = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 # Not FOR UPDATE: that would also wait for those who only need the stream to exist, as a snapshot does.
 lock_heads = """
 SELECT s.stream, s.id, s.last_seq, s.tenant, s.model, t.stream, t.last_seq, t.digest, t.archive, t.deleted_at
-FROM streams s LEFT JOIN tombstones t ON t.stream = s.stream WHERE s.stream = ANY(%s) FOR NO KEY UPDATE OF s
+FROM $schema.streams s LEFT JOIN $schema.tombstones t ON t.stream = s.stream
+WHERE s.stream = ANY(%s) FOR NO KEY UPDATE OF s
 """
 # Whoever holds many heads and waited for one more could wait for ever, and would hold up all of them.
 lock_free_heads = f"{lock_heads} SKIP LOCKED"
 # At least a row for each stream that is there. With the server's clock, read while the heads are locked: one clock for
 # all producers, whatever theirs say. All keys come in one array, with each stream's part of it; OFFSET keeps the
-# planner from going through all events of a stream instead.
-_known = """
-SELECT clock.now, known.* FROM
-    (SELECT to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')) AS clock (now)
-LEFT JOIN (
+# planner from going through all events of a stream instead. The settings come along, as a statement of their own costs.
+_known = f"""
+SELECT clock.now, clock.has_standby, known.* FROM (
+    SELECT to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'), {local_settings}
+) AS clock (now, lock_timeout, synchronous_commit, has_standby) LEFT JOIN (
     SELECT asked.stream, e.* FROM unnest(%s, %s, %s) AS asked (stream, first, last)
-    JOIN streams s ON s.stream = asked.stream LEFT JOIN LATERAL (
-        SELECT key, event_id, seq, persisted_at, body FROM events
+    JOIN $schema.streams s ON s.stream = asked.stream LEFT JOIN LATERAL (
+        SELECT {record_columns} FROM $schema.events e
         WHERE stream_id = s.id AND key = ANY((%s)[asked.first:asked.last]) OFFSET 0
     ) AS e ON true
 ) AS known ON true
 """
 _last_bodies = """
-SELECT s.stream, e.body FROM streams s JOIN events e ON e.stream_id = s.id AND e.seq = s.last_seq
+SELECT s.stream, e.body FROM $schema.streams s JOIN $schema.events e ON e.stream_id = s.id AND e.seq = s.last_seq
 WHERE s.stream = ANY(%s)
 """
 _insert_events = """
-INSERT INTO events (stream_id, seq, event_id, type, key, tenant, emitted_at, persisted_at, crc, body)
+INSERT INTO $schema.events (stream_id, seq, event_id, type, key, tenant, emitted_at, persisted_at, crc, body)
 SELECT head.id, fresh.seq, event_id, type, key, tenant, emitted_at, persisted_at, crc, body
 FROM head JOIN unnest(
     %(of)s, %(seqs)s, %(event_ids)s, %(types)s, %(keys)s, %(tenants)s,
@@ -62,7 +62,7 @@ ORDER BY fresh.head, fresh.seq
 """
 _move_heads = f"""
 WITH head AS (
-    UPDATE streams SET last_seq = moved.last_seq, events = streams.events + moved.events,
+    UPDATE $schema.streams SET last_seq = moved.last_seq, events = streams.events + moved.events,
         last_persisted_at = moved.persisted_at, transaction = pg_current_xact_id()
     FROM unnest(%(ids)s, %(befores)s, %(lasts)s, %(counts)s, %(ends)s)
         AS moved (id, before, last_seq, events, persisted_at)
@@ -74,11 +74,12 @@ SELECT stream FROM head
 # By name, so that two who make the same streams at once wait for each other in one order.
 _make_heads = f"""
 WITH head AS (
-    INSERT INTO streams (stream, tenant, last_seq, events, first_persisted_at, last_persisted_at, model)
+    INSERT INTO $schema.streams (stream, tenant, last_seq, events, first_persisted_at, last_persisted_at, model)
     SELECT * FROM unnest(
         %(streams)s, %(firsts)s, %(lasts)s, %(counts)s, %(starts)s,
         %(ends)s, %(models)s
-    ) AS made (stream) WHERE NOT EXISTS (SELECT 1 FROM tombstones t WHERE t.stream = made.stream) ORDER BY made.stream
+    ) AS made (stream) WHERE NOT EXISTS (SELECT 1 FROM $schema.tombstones t WHERE t.stream = made.stream)
+    ORDER BY made.stream
     ON CONFLICT (stream) DO NOTHING RETURNING id, stream
 ), written AS ({_insert_events.format(head="stream")})
 SELECT stream FROM head
@@ -112,7 +113,7 @@ class Append:
 class Head(StreamPlan):
     """A stream while its head is locked, and what is to be written to it; `id` is None where there is none to lock."""
 
-    __slots__ = ("before_seq", "firsts", "id")
+    __slots__ = ("before_seq", "id", "rows")
 
     def __init__(
         self,
@@ -123,10 +124,17 @@ class Head(StreamPlan):
         model: str = "",
         tombstone: Tombstone | None = None,
     ) -> None:
-        self.firsts: dict[str, First] = {}
+        self.rows: dict[str, list[Any]] = {}
         """Of the keys that were asked for, those that are known."""
-        super().__init__(stream, last_seq, tenant, model, find=self.firsts.get, tombstone=tombstone)
+        super().__init__(stream, last_seq, tenant, model, find=self._find, tombstone=tombstone)
         self.id, self.before_seq = stream_id, last_seq
+
+    def _find(self, key: str) -> Record | None:
+        """
+        Raises:
+            LogDamaged: the event of that key is not what was appended.
+        """
+        return read_records(self.stream, [self.rows[key]])[0] if key in self.rows else None
 
 
 def read_head(row: TupleRow) -> Head:
@@ -135,8 +143,12 @@ def read_head(row: TupleRow) -> Head:
     return Head(stream, stream_id, last_seq, tenant, model, Tombstone(*deleted) if deleted[0] else None)
 
 
-def plan(connection: Connection, appends: Sequence[Append], *, wait: bool) -> tuple[list[Head], dict[Append, Answer]]:
+def plan(
+    connection: Connection, appends: Sequence[Append], *, wait: bool
+) -> tuple[list[Head], dict[Append, Answer], bool]:
     """Begin a transaction, lock the heads and decide what is to be written, and what each caller is told of it.
+
+    The last value is whether commits wait for a standby.
 
     One round trip. With `wait`, for the head of the one stream; else a head that somebody else holds is left out, and
     its appends get no answer.
@@ -151,6 +163,8 @@ def plan(connection: Connection, appends: Sequence[Append], *, wait: bool) -> tu
     last = None
     with connection.pipeline():
         connection.execute(begin)
+        if wait:
+            connection.execute(set_local)
         locked = connection.execute(lock_heads if wait else lock_free_heads, (names,))
         known = connection.execute(_known, (names, Numbers(firsts), Numbers(lasts), keys), binary=True)
         if any(draft.chained for append in appends for draft in append.drafts):
@@ -160,11 +174,12 @@ def plan(connection: Connection, appends: Sequence[Append], *, wait: bool) -> tu
     busy = set()
     rows = known.fetchall()
     persisted_at: str = rows[0][0]
-    for _, stream, key, *first in rows:
+    has_standby: bool = rows[0][1]
+    for _, _, stream, *row in rows:
         if stream is not None and stream not in heads:
             busy.add(stream)
-        elif key is not None:
-            heads[stream].firsts[key] = First(*first)
+        elif row[0] is not None:
+            heads[stream].rows[row[3]] = row
     for stream, body in last or ():
         if stream in heads:
             heads[stream].previous = body
@@ -177,16 +192,21 @@ def plan(connection: Connection, appends: Sequence[Append], *, wait: bool) -> tu
             answers[append] = head.add(append.drafts, append.expected_seq, persisted_at)
         except RunstateError as error:
             answers[append] = error
-    return list(heads.values()), answers
+    return list(heads.values()), answers, has_standby
 
 
-def commit(connection: Connection, heads: Iterable[Head], tombstone: Tombstone | None = None) -> set[str]:
+def commit(connection: Connection, heads: Iterable[Head], tombstone: Tombstone | None = None) -> set[str] | None:
     """Move or make the heads, write their records and commit, in one round trip. The streams that were written.
+
+    Without records, it only commits. That waits for the standbys if there are any: the lock of a head is a write.
 
     `tombstone` was dropped, so that the head could be made. It is put back unless the stream is whole now.
 
     One that is not among them was made by another writer meanwhile, or has a later transaction: begin again with it. Or
-    it has a tombstone. If that was committed while the new head waited for it, nothing is written, of no stream.
+    it has a tombstone. If that was committed while the new head waited for it, all is rolled back: None.
+
+    Raises:
+        NotReplicated: it is committed, but maybe not on the standby.
     """
     moved = [head for head in heads if head.id is not None and head.new]
     made = [head for head in heads if head.id is None and head.new]
@@ -205,7 +225,8 @@ def commit(connection: Connection, heads: Iterable[Head], tombstone: Tombstone |
             connection.execute("COMMIT")
     except RestrictViolation:  # By the trigger that refuses new heads of deleted streams.
         connection.rollback()
-        return set()
+        return None
+    connection.check_replicated()
     return {stream for cursor in written for (stream,) in cursor}
 
 

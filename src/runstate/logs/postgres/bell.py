@@ -1,7 +1,8 @@
 """Wakes those who follow the feed, in any process, by Postgres' NOTIFY.
 
 A transaction that notifies keeps all others from committing until it is flushed. So no append does: a thread rings
-after them, once for all that were committed meanwhile. What it fails to tell is found by polling.
+after them, once for all that were committed meanwhile. What it fails to tell is found by polling. Behind a pooler
+nothing is heard, since LISTEN belongs to a session of the server: there, it polls.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import psycopg
 from psycopg import sql
 
 from runstate.errors import RunstateError
-from runstate.logs.postgres.connections import Connection, ConnectionLost, Connections
+from runstate.logs.postgres.connections import Connections
+from runstate.logs.postgres.transactions import Connection, ConnectionLost
 
 _pause_s = 0.02
 """Between two rings: at most so many wake-ups reach a follower, however many appends there are."""
 _ring_max_s = 1.0
 _held_back_pause_s = 0.2
+_poll_pause_s = 0.1
 
 
 class Bell:
@@ -52,16 +55,26 @@ class Bell:
         """
         deadline = time.monotonic() + timeout_s
         try:
-            with self._listener() as listener:
-                # Looked for after LISTEN: whatever is committed behind this look is heard.
-                found = is_more()
-                if found is None:
-                    for _ in listener.notifies(timeout=timeout_s, stop_after=1):
-                        found = True
+            found = self._poll(is_more, deadline) if self._connections.is_pooled else self._listen(is_more, timeout_s)
         except (psycopg.Error, RunstateError):
             found = False  # The server was restarted, say. The next wait listens anew.
         if found is False:
             time.sleep(max(0.0, min(_held_back_pause_s, deadline - time.monotonic())))
+
+    def _listen(self, is_more: Callable[[], bool | None], timeout_s: float) -> bool | None:
+        with self._listener() as listener:
+            # Looked for after LISTEN: whatever is committed behind this look is heard.
+            found = is_more()
+            if found is None:
+                for _ in listener.notifies(timeout=timeout_s, stop_after=1):
+                    found = True
+        return found
+
+    def _poll(self, is_more: Callable[[], bool | None], deadline: float) -> bool | None:
+        while (found := is_more()) is None and (left_s := deadline - time.monotonic()) > 0:
+            if self._is_closed.wait(min(_poll_pause_s, left_s)):
+                break
+        return found
 
     def close(self) -> None:
         self._is_closed.set()

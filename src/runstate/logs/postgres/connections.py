@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -22,20 +23,24 @@ from runstate.errors import (
     RunstateError,
 )
 from runstate.logs.postgres.arrays import dumpers
+from runstate.logs.postgres.transactions import Connection, ConnectionLost
 
 T = TypeVar("T")
-Connection = psycopg.Connection[tuple[Any, ...]]
 
-# remote_apply is stronger than on, and stays where an operator has asked for it. Every statement of a log goes by an
-# index; a plan that is made while its tables are small, or unknown to the planner, must do so too, for it may stay.
-# With no other plan to be had, making it anew for each call would only cost: more than all else that an append does.
+held_back_max_s = 0.2
+"""How long the feed, or whoever opens the log, waits for a transaction that is about to end."""
+pause_s = 0.002
+
+# Every statement of a log goes by an index; a plan that is made while its tables are small, or unknown to the planner,
+# must do so too, for it may stay. With no other plan to be had, making it anew for each call would only cost: more than
+# all else that an append does. These only save time, and a session behind a pooler is not ours alone to be set: a
+# pooler tells each client a process of its own making, not the server's.
 _settings = """
-SELECT set_config('search_path', %s, false), set_config('lock_timeout', %s, false),
-       set_config('synchronous_commit', CASE current_setting('synchronous_commit')
-                                        WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false),
+SELECT set_config('lock_timeout', '$lock_timeout', false),
        set_config('enable_seqscan', 'off', false), set_config('enable_hashjoin', 'off', false),
        set_config('enable_mergejoin', 'off', false), set_config('jit', 'off', false),
        set_config('plan_cache_mode', 'force_generic_plan', false)
+WHERE pg_backend_pid() = %s
 """
 _busy = (
     driver.LockNotAvailable,
@@ -51,10 +56,6 @@ _damaged = (driver.DataCorrupted, driver.IndexCorrupted)
 _missing = (driver.UndefinedTable, driver.UndefinedColumn, driver.UndefinedFunction, driver.InvalidSchemaName)
 
 
-class ConnectionLost(Exception):
-    """The connection went away while it was used. What it was doing may or may not have been done."""
-
-
 class Connections:
     """As many connections as threads at work, up to `pool_max`; beyond that, threads wait for their turn."""
 
@@ -65,8 +66,11 @@ class Connections:
             "client_encoding": "UTF8",
             "fallback_application_name": "runstate",
         }
+        self.is_pooled = False
+        """Whether a pooler is between us and the server: no state of a session can be relied on."""
         self._pool: ConnectionPool[Connection] = ConnectionPool(
             conninfo,
+            connection_class=Connection,
             kwargs=self._arguments,
             configure=self._configure,
             min_size=0,
@@ -97,7 +101,7 @@ class Connections:
             LogFailed, LogBusy: the server cannot be reached, or does not let us in.
         """
         try:
-            connection: Connection = psycopg.connect(self._conninfo, **self._arguments)
+            connection = Connection.connect(self._conninfo, **self._arguments)
         except psycopg.Error as error:
             if isinstance(error, _busy):
                 raise translate(error) from error
@@ -120,7 +124,7 @@ class Connections:
         except psycopg.Error as error:
             if _is_lost(connection, error):
                 connection.close()
-                raise ConnectionLost(str(error)) from error
+                raise ConnectionLost(f"The connection to the server was lost: {error}") from error
             raise translate(error) from error
         finally:
             if connection.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
@@ -144,7 +148,7 @@ class Connections:
             with self.one() as connection:
                 return work(connection)
         except ConnectionLost as lost:
-            raise LogFailed(f"The connection to the server was lost: {lost}") from lost
+            raise LogFailed(str(lost)) from lost
 
     def drop_broken(self) -> None:
         """A restart of the server breaks all connections at once: do not meet them one by one."""
@@ -157,15 +161,20 @@ class Connections:
     def _configure(self, connection: Connection) -> None:
         for array, dumper in dumpers:
             connection.adapters.register_dumper(array, dumper)
-        connection.execute(_settings, (self._schema, f"{int(self._busy_timeout_s * 1000)}ms"))
+        connection.prepare_log(self._schema, int(self._busy_timeout_s * 1000))
+        if connection.execute(_settings, (connection.info.backend_pid,)).fetchone() is None:
+            self.is_pooled = True
+            connection.prepare_threshold = None  # A prepared statement belongs to a session, too.
 
 
 def _is_lost(connection: Connection, error: psycopg.Error) -> bool:
     """Whether the error says nothing about what the server did: it is no answer, or the last words of a session.
 
-    The driver may be the one to speak: a pipeline that cannot be left hides what ended it.
+    The driver may be the one to speak: a pipeline that cannot be left hides what ended it. So may a pooler that has
+    lost the server: its codes are of the class 08.
     """
     is_answer = error.sqlstate is not None or not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    is_answer = is_answer and not (error.sqlstate or "").startswith("08")
     return connection.closed or not is_answer or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
 
 
@@ -194,3 +203,20 @@ def translate(error: psycopg.Error) -> RunstateError:
     if isinstance(error, psycopg.DataError):
         return InvalidEvent(f"Postgres keeps no such text: {error}")
     return LogFailed(f"Postgres refused: {error}")
+
+
+def let_settle(connection: Connection) -> None:
+    """Wait a moment for the transactions that run now.
+
+    After a writer was killed, its server process may still be about to commit: whoever opens the log next should find
+    either all of that append, or know that it will never come.
+    """
+    began = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text").fetchone()
+    deadline = time.monotonic() + held_back_max_s
+    while not _is_over(connection, began) and time.monotonic() < deadline:
+        time.sleep(pause_s)
+
+
+def _is_over(connection: Connection, began: tuple[Any, ...] | None) -> bool:
+    row = connection.execute("SELECT pg_snapshot_xmin(pg_current_snapshot()) >= %s::xid8", began).fetchone()
+    return row is not None and bool(row[0])

@@ -11,25 +11,25 @@ from collections.abc import Iterable
 import msgspec
 
 from runstate.errors import StreamNotFound
-from runstate.logs.log import check_expected
+from runstate.logs.log import check_expected, check_same_stream
 from runstate.logs.postgres.arrays import Texts
-from runstate.logs.postgres.connections import Connection
+from runstate.logs.postgres.transactions import Connection
 from runstate.logs.tombstones import Tombstone
 
 select_tombstones = """
-SELECT stream, last_seq, digest, archive, deleted_at FROM tombstones t WHERE stream = ANY(%s)
-    AND NOT EXISTS (SELECT 1 FROM streams s WHERE s.stream = t.stream AND s.last_seq >= t.last_seq)
+SELECT stream, last_seq, digest, archive, deleted_at FROM $schema.tombstones t WHERE stream = ANY(%s)
+    AND NOT EXISTS (SELECT 1 FROM $schema.streams s WHERE s.stream = t.stream AND s.last_seq >= t.last_seq)
 """
-drop_tombstone = "DELETE FROM tombstones WHERE stream = %s"
+drop_tombstone = "DELETE FROM $schema.tombstones WHERE stream = %s"
 _put_tombstone = """
-INSERT INTO tombstones (tenant, stream, last_seq, digest, archive, deleted_at) VALUES (%s, %s, %s, %s, %s, %s)
+INSERT INTO $schema.tombstones (tenant, stream, last_seq, digest, archive, deleted_at) VALUES (%s, %s, %s, %s, %s, %s)
 """
 _put_back = """
-INSERT INTO tombstones (tenant, stream, last_seq, digest, archive, deleted_at)
-SELECT s.tenant, s.stream, %(last_seq)s, %(digest)s, %(archive)s, %(deleted_at)s FROM streams s
+INSERT INTO $schema.tombstones (tenant, stream, last_seq, digest, archive, deleted_at)
+SELECT s.tenant, s.stream, %(last_seq)s, %(digest)s, %(archive)s, %(deleted_at)s FROM $schema.streams s
 WHERE s.stream = %(stream)s AND s.last_seq < %(last_seq)s ON CONFLICT (stream) DO NOTHING
 """
-_lock_stream = "SELECT id, last_seq, tenant FROM streams WHERE stream = %s FOR UPDATE"
+_lock_stream = "SELECT id, tenant, last_seq, first_persisted_at FROM $schema.streams WHERE stream = %s FOR UPDATE"
 
 
 def find_tombstones(connection: Connection, streams: Iterable[str]) -> dict[str, Tombstone]:
@@ -38,11 +38,17 @@ def find_tombstones(connection: Connection, streams: Iterable[str]) -> dict[str,
     return {row[0]: Tombstone(*row) for row in rows}
 
 
-def delete_rows(connection: Connection, stream: str, expected_seq: int | None, tombstone: Tombstone | None) -> None:
+def delete_rows(
+    connection: Connection,
+    stream: str,
+    expected_seq: int | None,
+    first_persisted_at: str,
+    tombstone: Tombstone | None,
+) -> None:
     """
     Raises:
         StreamNotFound: there is no such stream, and no tombstone to forget.
-        SequenceConflict: the stream is not at `expected_seq`; nothing was deleted.
+        SequenceConflict: the stream is not at `expected_seq`, or began at another time; nothing was deleted.
     """
     row = connection.execute(_lock_stream, (stream,)).fetchone()
     if row is None:
@@ -50,11 +56,12 @@ def delete_rows(connection: Connection, stream: str, expected_seq: int | None, t
             raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
         connection.execute(drop_tombstone, (stream,))
         return
-    stream_id, last_seq, tenant = row
+    stream_id, tenant, last_seq, began_at = row
     check_expected(stream, last_seq, expected_seq)
+    check_same_stream(stream, began_at, first_persisted_at)
     # The head first: the database lets events go only after it.
     for table, column in (("streams", "id"), ("snapshots", "stream_id"), ("events", "stream_id")):
-        connection.execute(f"DELETE FROM {table} WHERE {column} = %s", (stream_id,))
+        connection.execute(f"DELETE FROM $schema.{table} WHERE {column} = %s", (stream_id,))
     connection.execute(drop_tombstone, (stream,))
     if tombstone is not None:
         connection.execute(_put_tombstone, (tenant, *msgspec.structs.astuple(tombstone)))

@@ -6,21 +6,21 @@ before the oldest transaction that is still running: nothing can commit behind w
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TypeVar
 
 from psycopg.types.numeric import Int8
 
 from runstate.errors import (
     AppendOutcomeUnknown,
     InvalidJson,
-    InvalidPosition,
     LogFailed,
     StreamNotFound,
 )
 from runstate.logs.adoption import check_records
+from runstate.logs.blob_refs import blob_digest, checked_blob
+from runstate.logs.bulk import Answer, Batch
 from runstate.logs.handle import Handle
 from runstate.logs.log import (
     AppendResult,
@@ -34,49 +34,48 @@ from runstate.logs.log import (
     StoredSnapshot,
     StreamInfo,
     Tombstone,
-    blob_digest,
     check_limit,
-    checked_blob,
-    refuse,
 )
 from runstate.logs.pending import Blocker, Pending
 from runstate.logs.postgres.appends import Append
 from runstate.logs.postgres.bell import Bell
-from runstate.logs.postgres.connections import Connection, ConnectionLost, Connections
+from runstate.logs.postgres.connections import Connections, held_back_max_s, let_settle, pause_s
 from runstate.logs.postgres.deletion import delete_rows, find_tombstones
+from runstate.logs.postgres.positions import no_position, parse_position
+from runstate.logs.postgres.repair import repair_stream
 from runstate.logs.postgres.schema import check_migrated, prepare
+from runstate.logs.postgres.snapshots import save_rows, select_snapshot
+from runstate.logs.postgres.transactions import Connection, ConnectionLost, Row, changes, write_for_standby
 from runstate.logs.postgres.verify import verify_rest, verify_schema
 from runstate.logs.postgres.writer import Writer
+from runstate.logs.stored_rows import read_feed, read_lines, read_records, record_columns
 from runstate.models.canonical import digest
 from runstate.models.model import Draft, check_stream
-
-Row = tuple[Any, ...]
 
 schema_default = "runstate"
 pool_max_default = 10
 busy_timeout_default_s = 30.0
-held_back_max_s = 0.2
-"""How long the feed, or whoever opens the log, waits for a transaction that is about to end."""
-_pause_s = 0.002
 
-_record_columns = "e.seq, e.event_id, e.type, e.key, e.tenant, e.emitted_at, e.persisted_at, e.body"
-_of_stream = "stream_id = (SELECT id FROM streams WHERE stream = %s)"
-_read = f"SELECT {_record_columns} FROM events e WHERE {_of_stream} AND seq > %s ORDER BY seq LIMIT %s"
-_find = f"SELECT {_record_columns} FROM events e WHERE {_of_stream} AND key = %s"
-_lines = f"SELECT seq, body FROM events WHERE {_of_stream} AND seq > %s AND seq <= %s ORDER BY seq LIMIT %s"
+_of_stream = "stream_id = (SELECT id FROM $schema.streams WHERE stream = %s)"
+_read = f"SELECT {record_columns} FROM $schema.events e WHERE {_of_stream} AND seq > %s ORDER BY seq LIMIT %s"
+_find = f"SELECT {record_columns} FROM $schema.events e WHERE {_of_stream} AND key = %s"
+_lines = (
+    f"SELECT seq, body, crc FROM $schema.events WHERE {_of_stream} AND seq > %s AND seq <= %s ORDER BY seq LIMIT %s"
+)
 _lines_page = 1024
 _feed = f"""
-SELECT e.transaction::text, e.position, s.stream, {_record_columns} FROM events e JOIN streams s ON s.id = e.stream_id
+SELECT e.transaction::text, e.position, s.stream, {record_columns}
+FROM $schema.events e JOIN $schema.streams s ON s.id = e.stream_id
 WHERE (e.transaction, e.position) > (%s::xid8, %s) AND e.transaction < pg_snapshot_xmin(pg_current_snapshot())
 ORDER BY e.transaction, e.position LIMIT %s
 """
 # Ordered, and not in EXISTS, which drops the order: without it Postgres may look through the whole table.
 _is_more = """
-SELECT transaction < pg_snapshot_xmin(pg_current_snapshot()) FROM events
+SELECT transaction < pg_snapshot_xmin(pg_current_snapshot()) FROM $schema.events
 WHERE (transaction, position) > (%s::xid8, %s) ORDER BY transaction, position LIMIT 1
 """
 _oldest_pending = """
-SELECT persisted_at, transaction < pg_snapshot_xmin(pg_current_snapshot()) FROM events
+SELECT persisted_at, transaction < pg_snapshot_xmin(pg_current_snapshot()) FROM $schema.events
 WHERE (transaction, position) > (%s::xid8, %s) ORDER BY transaction, position LIMIT 1
 """
 # Of the whole server: a transaction of another database, or a prepared one, holds the feed back too. A role that may
@@ -92,32 +91,23 @@ FROM (
 ) AS open_transactions ORDER BY age DESC LIMIT 1
 """
 _is_handed_out = """
-SELECT %s::xid8 < pg_snapshot_xmin(pg_current_snapshot()) AND %s <= (SELECT last_value FROM events_position_seq)
+SELECT %s::xid8 < pg_snapshot_xmin(pg_current_snapshot()) AND %s <= (SELECT last_value FROM $schema.events_position_seq)
 """
-_position_pattern = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
-_info = "SELECT stream, tenant, last_seq, events, first_persisted_at, last_persisted_at, {model} FROM streams"
+_info = "SELECT stream, tenant, last_seq, events, first_persisted_at, last_persisted_at, {model} FROM $schema.streams"
 _infos = f"{_info} WHERE stream > %s ORDER BY stream LIMIT %s"
 _heads = """
-SELECT stream, last_seq, id, {model} FROM streams
+SELECT stream, last_seq, id, {model} FROM $schema.streams
 WHERE stream > %s AND (%s::text IS NULL OR stream <= %s) ORDER BY stream LIMIT %s
 """
 _heads_page = 10_000
-_load_snapshot = f"SELECT model, version, seq, digest, body FROM snapshots WHERE {_of_stream} AND model = %s"
-# The share lock keeps the stream from being deleted in between, which would leave the snapshot to nobody.
-_save_snapshot = """
-INSERT INTO snapshots AS kept (stream_id, model, version, seq, digest, body)
-SELECT id, %s, %s, %s, %s, %s FROM streams WHERE stream = %s FOR KEY SHARE
-ON CONFLICT (stream_id, model) DO UPDATE
-SET version = excluded.version, seq = excluded.seq, digest = excluded.digest, body = excluded.body
-WHERE excluded.version <> kept.version OR excluded.seq >= kept.seq
-"""
 _seq_max = 2**63 - 1
+T = TypeVar("T")
 
 
 class PostgresLog(Handle):
     """A log in one schema. Threads, processes and machines may share it; a forked child must open its own."""
 
-    capabilities = frozenset(Capability) - {Capability.REPAIR}
+    capabilities = frozenset(Capability)
 
     def __init__(
         self,
@@ -146,7 +136,7 @@ class PostgresLog(Handle):
 
         def first(connection: Connection) -> int:
             version = prepare(connection, schema, create=create, partitions=partitions)
-            _let_settle(connection)
+            let_settle(connection)
             return version
 
         self._version = self._connections.first(first)
@@ -163,6 +153,13 @@ class PostgresLog(Handle):
         self._writer.append(wanted)
         return wanted.results or []
 
+    def append_many(self, batches: Sequence[Batch]) -> list[Answer]:
+        self._check_open()
+        check_migrated(self._version)
+        appends = [Append(stream, drafts, None) for stream, drafts in batches]
+        self._writer.append_many(appends)
+        return [append.error or append.results or [] for append in appends]
+
     def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         check_stream(stream)
         check_records(stream, records)
@@ -173,7 +170,7 @@ class PostgresLog(Handle):
     def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
         check_stream(stream)
         check_limit(limit)
-        return [Record(stream, *row) for row in self._rows(_read, stream, _place(after_seq), _place(limit))]
+        return read_records(stream, self._rows(_read, stream, _place(after_seq), _place(limit)))
 
     def lines(self, stream: str, *, after_seq: int = 0, until_seq: int | None = None) -> Iterator[bytes]:
         check_stream(stream)
@@ -182,8 +179,10 @@ class PostgresLog(Handle):
         while True:
             # Page by page: a caller that reads on later must not keep a connection from the others.
             page = self._rows(_lines, stream, after, until, Int8(_lines_page))
-            for _, body in page:
-                yield body
+            lines = read_lines(stream, page)
+            if lines is None:
+                lines = [record.body for record in self.read(stream, after_seq=int(after), limit=len(page))]
+            yield from lines
             if len(page) < _lines_page:
                 return
             after = Int8(page[-1][0])
@@ -192,12 +191,12 @@ class PostgresLog(Handle):
         check_stream(stream)
         # No stored text holds NUL, and the driver refuses to ask for it.
         rows = self._rows(_find, stream, None if "\0" in key else key)
-        return Record(stream, *rows[0]) if rows else None
+        return read_records(stream, rows)[0] if rows else None
 
     def feed(self, *, after: Position | None = None, limit: int = 1000) -> FeedPage:
         check_limit(limit)
         self._check_open()
-        place = _parsed(after)
+        place = parse_position(after)
         deadline = time.monotonic() + held_back_max_s
 
         def page(connection: Connection) -> tuple[bool, list[Row], bool]:
@@ -210,17 +209,21 @@ class PostgresLog(Handle):
         while True:
             is_known, rows, is_held_back = self._connections.run(page)
             if not is_known:
-                raise _no_position(after)
+                raise no_position(after)
             if rows or not is_held_back or time.monotonic() > deadline:
                 break
             # Something is committed, but an older transaction still runs. Most end within a moment.
-            time.sleep(_pause_s)
-        return FeedPage([Record(*row[2:]) for row in rows], Position(f"{rows[-1][0]}-{rows[-1][1]}") if rows else after)
+            time.sleep(pause_s)
+        if not rows:
+            return FeedPage([], after)
+        records = read_feed([row[2:] for row in rows])
+        transaction, position, *_ = rows[len(records) - 1]
+        return FeedPage(records, Position(f"{transaction}-{position}"))
 
     def wait(self, after: Position | None, timeout_s: float) -> None:
         """Wait until there may be something after that place of the feed, but no longer than `timeout_s`."""
         self._check_open()
-        place = _parsed(after)
+        place = parse_position(after)
 
         def is_more() -> bool | None:
             row = self._connections.run(lambda c: c.execute(_is_more, place).fetchone())
@@ -229,7 +232,7 @@ class PostgresLog(Handle):
         self._bell.wait(is_more, timeout_s)
 
     def oldest_pending(self, after: Position | None) -> Pending | None:
-        rows = self._rows(_oldest_pending, *_parsed(after))
+        rows = self._rows(_oldest_pending, *parse_position(after))
         if not rows:
             return None
         persisted_at, is_handed_out = rows[0]
@@ -260,13 +263,13 @@ class PostgresLog(Handle):
 
     def load_snapshot(self, stream: str, model: str) -> StoredSnapshot | None:
         check_stream(stream)
-        rows = self._rows(_load_snapshot, stream, model)
+        rows = self._rows(select_snapshot, stream, model)
         return StoredSnapshot(*rows[0]) if rows else None
 
     def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
         check_stream(stream)
         self._check_open()
-        (saved,) = self._save([(stream, snapshot)])
+        (saved,) = self._connections.run(lambda connection: save_rows(connection, [(stream, snapshot)]))
         if not saved and self.stream(stream) is None:
             raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
 
@@ -275,36 +278,21 @@ class PostgresLog(Handle):
             check_stream(stream)
         self._check_open()
         # In one order for all: two that save the same streams would wait for each other otherwise.
-        self._save(sorted(snapshots, key=lambda each: (each[0], each[1].model)))
-
-    def _save(self, snapshots: Sequence[tuple[str, StoredSnapshot]]) -> list[int]:
-        """How many rows each has changed."""
-        values = [
-            (new.model, Int8(new.version), Int8(new.seq), new.digest, new.body, stream) for stream, new in snapshots
-        ]
-
-        def save(connection: Connection) -> list[int]:
-            with connection.pipeline():
-                connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
-                # Not synced: a snapshot that a power cut takes away is rebuilt from the log.
-                connection.execute("SET LOCAL synchronous_commit = off")
-                saved = [connection.execute(_save_snapshot, each) for each in values]
-                connection.execute("COMMIT")
-            return [each.rowcount for each in saved]
-
-        return self._connections.run(save)
+        in_order = sorted(snapshots, key=lambda each: (each[0], each[1].model))
+        self._connections.run(lambda connection: save_rows(connection, in_order))
 
     def delete_stream(
-        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+        self,
+        stream: str,
+        *,
+        expected_seq: int | None = None,
+        first_persisted_at: str = "",
+        tombstone: Tombstone | None = None,
     ) -> None:
         check_stream(stream)
         self._check_open()
         check_migrated(self._version)
-        try:
-            with self._connections.one() as connection, connection.transaction():
-                delete_rows(connection, stream, expected_seq, tombstone)
-        except ConnectionLost as lost:
-            raise AppendOutcomeUnknown(f"The stream may or may not be deleted ({lost}); look, and try again") from lost
+        self._change_stream(lambda c: delete_rows(c, stream, expected_seq, first_persisted_at, tombstone), "deleted")
 
     def tombstone(self, stream: str) -> Tombstone | None:
         check_stream(stream)
@@ -328,26 +316,46 @@ class PostgresLog(Handle):
             with self._connections.one() as connection:
                 yield from look(connection)
         except ConnectionLost as lost:
-            raise LogFailed(f"The connection to the server was lost: {lost}") from lost
+            raise LogFailed(str(lost)) from lost
 
-    def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
-        raise refuse(Capability.REPAIR, "Postgres")
+    def repair(self, stream: str, *, dry_run: bool = False, salvage: bool = False) -> list[Finding]:
+        check_stream(stream)
+        self._check_open()
+        check_migrated(self._version)
+        return self._change_stream(lambda c: repair_stream(c, stream, dry_run=dry_run, salvage=salvage), "repaired")
 
     def put_blob(self, data: bytes) -> BlobRef:
         self._check_open()
         name = digest(data)
-        put = "INSERT INTO blobs VALUES (%s, %s) ON CONFLICT (digest) DO NOTHING"
-        self._connections.run(lambda connection: connection.execute(put, (name, bytes(data))).rowcount)
+        put = "INSERT INTO $schema.blobs VALUES (%s, %s) ON CONFLICT (digest) DO NOTHING"
+
+        def store(connection: Connection) -> None:
+            with changes(connection):
+                connection.execute(put, (name, bytes(data)))
+                connection.execute(write_for_standby)
+
+        self._connections.run(store)
         return BlobRef(f"sha256:{name}")
 
     def get_blob(self, ref: BlobRef) -> bytes:
         self._check_open()
-        rows = self._rows("SELECT data FROM blobs WHERE digest = %s", blob_digest(ref))
+        rows = self._rows("SELECT data FROM $schema.blobs WHERE digest = %s", blob_digest(ref))
         return checked_blob(ref, rows[0][0] if rows else None)
 
     def _release(self) -> None:
         self._bell.close()
         self._connections.close()
+
+    def _change_stream(self, change: Callable[[Connection], T], done: str) -> T:
+        """
+        Raises:
+            AppendOutcomeUnknown: the connection went away meanwhile, or the standby may not have it.
+        """
+        try:
+            with self._connections.one() as connection, changes(connection):
+                return change(connection)
+        except ConnectionLost as lost:
+            raise AppendOutcomeUnknown(f"The stream may or may not be {done} ({lost}); look, and try again") from lost
 
     def _rows(self, query: str, *values: object) -> list[Row]:
         """What a query finds."""
@@ -356,33 +364,6 @@ class PostgresLog(Handle):
             return self._connections.run(lambda c: c.execute(query, values, binary=True).fetchall())
         except UnicodeEncodeError as error:  # A lone surrogate, which no stored text can hold.
             raise InvalidJson(f"{error.object[:40]!r} is no text: it has a lone surrogate") from error
-
-
-def _let_settle(connection: Connection) -> None:
-    """Wait a moment for the transactions that run now.
-
-    After a writer was killed, its server process may still be about to commit: whoever opens the log next should find
-    either all of that append, or know that it will never come.
-    """
-    began = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text").fetchone()
-    deadline = time.monotonic() + held_back_max_s
-    over = "SELECT pg_snapshot_xmin(pg_current_snapshot()) >= %s::xid8"
-    while not _truth(connection.execute(over, began).fetchone()) and time.monotonic() < deadline:
-        time.sleep(_pause_s)
-
-
-def _parsed(after: Position | None) -> tuple[str, Int8]:
-    """The transaction and the position in a place of the feed."""
-    if after is None:
-        return "0", Int8(0)
-    found = _position_pattern.fullmatch(after)
-    if found is None:
-        raise _no_position(after)
-    return found[1], Int8(int(found[2]))
-
-
-def _no_position(after: str | None) -> InvalidPosition:
-    return InvalidPosition(f"{str(after)[:40]!r} is no position that this log has handed out", position=after)
 
 
 def _truth(row: Row | None) -> bool:

@@ -12,7 +12,7 @@ from psycopg.errors import InsufficientPrivilege, ReadOnlySqlTransaction
 
 from runstate.errors import InvalidUrl, LogFailed, LogNotFound, LogTooNew, NotALog
 from runstate.logs.log import now
-from runstate.logs.postgres.connections import Connection
+from runstate.logs.postgres.transactions import Connection, set_local
 
 server_version_min = 130_000
 """Transaction ids of 64 bits, which never wrap around, came with Postgres 13."""
@@ -197,7 +197,7 @@ _partition_count = """
 SELECT count(*) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhparent JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %s AND c.relname = 'events'
 """
-_newest = "SELECT coalesce(max(version), 0) FROM runstate_version"
+_newest = "SELECT coalesce(max(version), 0) FROM $schema.runstate_version"
 
 
 def prepare(connection: Connection, schema: str, *, create: bool, partitions: int | None) -> int:
@@ -221,6 +221,9 @@ def prepare(connection: Connection, schema: str, *, create: bool, partitions: in
             with connection.transaction():
                 # To see what was done while it waited for the lock: another process may have been faster.
                 connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+                connection.execute(set_local)
+                # For this transaction alone: the migrations name their tables without the schema.
+                connection.execute("SELECT set_config('search_path', %s, true)", (schema,))
                 connection.execute("SELECT pg_advisory_xact_lock(%s)", (_migration_lock,))
                 _migrate(connection, schema, partitions)
                 version = len(migrations)

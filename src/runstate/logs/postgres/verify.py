@@ -6,30 +6,33 @@ from collections.abc import Iterator
 
 from psycopg.types.numeric import Int8
 
-from runstate.logs.log import Finding
-from runstate.logs.postgres.connections import Connection
-from runstate.logs.stored_rows import checksum, row_findings
+from runstate.logs.log import Finding, StoredSnapshot
+from runstate.logs.postgres.transactions import Connection
+from runstate.logs.row_repair import count_set_aside, set_aside_findings, set_aside_table
+from runstate.logs.stored_rows import is_intact, record_columns, row_findings, snapshot_findings
 from runstate.models.canonical import digest
 
 _begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-_heads = "SELECT id, stream, last_seq, events FROM streams WHERE (%s::text IS NULL OR stream = %s)"
-_rows = """
-SELECT seq, event_id, type, key, tenant, emitted_at, persisted_at, body, crc, transaction::text, position
-FROM events WHERE stream_id = %s AND seq > %s ORDER BY seq LIMIT 1000
+_heads = "SELECT id, stream, last_seq, events FROM $schema.streams WHERE (%s::text IS NULL OR stream = %s)"
+_rows = f"""
+SELECT {record_columns}, transaction::text, position FROM $schema.events e
+WHERE stream_id = %s AND seq > %s ORDER BY seq LIMIT 1000
 """
 _orphans = """
-SELECT stream_id, count(*) FROM events e WHERE NOT EXISTS (SELECT 1 FROM streams WHERE id = e.stream_id)
+SELECT stream_id, count(*) FROM $schema.events e WHERE NOT EXISTS (SELECT 1 FROM $schema.streams WHERE id = e.stream_id)
 GROUP BY stream_id
 """
 _ahead = """
-SELECT s.stream, e.seq, e.transaction::text FROM events e JOIN streams s ON s.id = e.stream_id
+SELECT s.stream, e.seq, e.transaction::text FROM $schema.events e JOIN $schema.streams s ON s.id = e.stream_id
 WHERE e.transaction >= pg_snapshot_xmax(pg_current_snapshot()) ORDER BY e.transaction, e.position LIMIT 1
 """
 _snapshots = """
-SELECT s.stream, n.model, n.seq, n.digest, n.body FROM snapshots n JOIN streams s ON s.id = n.stream_id
-WHERE s.id = %s
+SELECT s.stream, s.last_seq, n.model, n.version, n.seq, n.digest, n.body
+FROM $schema.snapshots n JOIN $schema.streams s ON s.id = n.stream_id WHERE s.id = %s
 """
-_blobs = "SELECT digest, data FROM blobs WHERE digest > %s ORDER BY digest LIMIT 20"
+_blobs = "SELECT digest, data FROM $schema.blobs WHERE digest > %s ORDER BY digest LIMIT 20"
+
+_has_set_aside = "SELECT 1 WHERE to_regclass(quote_ident(%s) || '.' || %s) IS NOT NULL"
 
 
 def verify_schema(connection: Connection, stream: str | None) -> Iterator[Finding]:
@@ -51,6 +54,9 @@ def verify_rest(connection: Connection) -> Iterator[Finding]:
     connection.execute("SET LOCAL enable_seqscan = on; SET LOCAL enable_hashjoin = on")
     yield from _strays(connection)
     yield from _changed_blobs(connection)
+    if connection.execute(_has_set_aside, (connection.schema, set_aside_table)).fetchone():
+        table = f"$schema.{set_aside_table}"
+        yield from set_aside_findings(connection.execute(count_set_aside.format(table=table)).fetchall())
     connection.execute("ROLLBACK")
 
 
@@ -72,8 +78,8 @@ def _strays(connection: Connection) -> Iterator[Finding]:
 
 def _stream(connection: Connection, stream_id: int, stream: str, last_seq: int, events: int) -> Iterator[Finding]:
     rows = (
-        (int(str(row[0])), checksum(*row) == crc, (int(str(transaction)), int(str(position))))  # type: ignore[arg-type]
-        for *row, crc, transaction, position in _pages(connection, stream_id)
+        (int(str(row[0])), is_intact(row), (int(str(transaction)), int(str(position))))
+        for *row, transaction, position in _pages(connection, stream_id)
     )
     return row_findings(stream, rows, (0, 0), last_seq, events)
 
@@ -86,14 +92,8 @@ def _pages(connection: Connection, stream_id: int) -> Iterator[tuple[object, ...
 
 
 def _kept(connection: Connection, stream_id: int) -> Iterator[Finding]:
-    for name, model, seq, expected, body in connection.execute(_snapshots, (stream_id,), binary=True).fetchall():
-        if digest(body) != expected:
-            yield Finding(
-                code="snapshot.digest_mismatch",
-                message=f"The stored {model} snapshot is not what was saved; it can be rebuilt with 'runstate replay'",
-                stream=name,
-                seq=seq,
-            )
+    for name, last_seq, *kept in connection.execute(_snapshots, (stream_id,), binary=True).fetchall():
+        yield from snapshot_findings(name, StoredSnapshot(*kept), last_seq)
 
 
 def _changed_blobs(connection: Connection) -> Iterator[Finding]:

@@ -13,20 +13,24 @@ from contextlib import suppress
 from runstate.errors import AppendOutcomeUnknown, LogBusy, LogFailed, RunstateError, StreamDeleted
 from runstate.logs.adoption import key_taken, new_records
 from runstate.logs.log import Record
-from runstate.logs.postgres.appends import Append, Head, begin, commit, lock_heads, plan, read_head
+from runstate.logs.postgres.appends import Append, Head, commit, lock_heads, plan, read_head
 from runstate.logs.postgres.arrays import Numbers, Texts
-from runstate.logs.postgres.connections import Connection, ConnectionLost, Connections
+from runstate.logs.postgres.connections import Connections
 from runstate.logs.postgres.deletion import drop_tombstone, find_tombstones, select_tombstones
 from runstate.logs.postgres.groups import Groups
+from runstate.logs.postgres.transactions import Connection, ConnectionLost, begin, set_local
 from runstate.logs.stream_models import model_after
 from runstate.logs.tombstones import Tombstone, check_not_deleted
 
 shared_drafts_max = 32
 """Drafts of an append that shares its transaction. The work of a larger one is better done beside the others'."""
 
+appends_max = 500
+"""Appends of one caller that share a transaction. Others wait for the heads that it has locked."""
+
 _held = """
-SELECT e.seq, e.event_id, e.type, e.key, e.tenant, e.emitted_at, e.persisted_at, e.body FROM events e
-WHERE e.stream_id = (SELECT id FROM streams WHERE stream = %s)
+SELECT e.seq, e.event_id, e.type, e.key, e.tenant, e.emitted_at, e.persisted_at, e.body FROM $schema.events e
+WHERE e.stream_id = (SELECT id FROM $schema.streams WHERE stream = %s)
     AND (e.seq = ANY(%s) OR e.key = ANY(%s))
 """
 
@@ -51,6 +55,16 @@ class Writer:
         self._until_done(append.stream, lambda: not append.is_open, lambda: self._write([append], wait=True))
         if append.error is not None:
             raise append.error
+
+    def append_many(self, appends: Sequence[Append]) -> None:
+        """Answer many appends of different streams, in as few transactions as there can be. None of them is raised."""
+        for start in range(0, len(appends), appends_max):
+            self._write_group(list(appends[start : start + appends_max]))
+        for append in appends:
+            try:
+                self._until_done(append.stream, lambda: not append.is_open, lambda: self._write([append], wait=True))  # noqa: B023
+            except RunstateError as error:
+                append.settle(error)
 
     def adopt(self, stream: str, records: Sequence[Record], model: str) -> int:
         """Write what is new of another log's records; how many were."""
@@ -78,11 +92,16 @@ class Writer:
         sent: list[Append] = []
         try:
             with self._connections.one() as connection:
-                heads, answers = plan(connection, appends, wait=wait)
+                heads, answers, has_standby = plan(connection, appends, wait=wait)
                 unwritten = {head.stream for head in heads if head.new}
-                if unwritten:
+                # What is known may have been committed here alone. A retry is not answered until the standby has it.
+                is_repeated = has_standby and any(isinstance(answer, list) for answer in answers.values())
+                if unwritten or is_repeated:
                     sent = list(answers)
-                    unwritten -= commit(connection, heads)
+                    written = commit(connection, heads)
+                    if written is None:
+                        return
+                    unwritten -= written
                     self._committed()
                 # Streams that are not there, and that were not begun now: they may have been deleted.
                 missing = {
@@ -96,7 +115,7 @@ class Writer:
                 sent = []
                 tombstones = find_tombstones(connection, missing) if missing else {}
         except ConnectionLost as lost:
-            _leave_unknown(sent, f"The connection was lost during the commit ({lost})")
+            _leave_unknown(sent, f"The commit may or may not have been done ({lost})")
             if not sent:
                 # Nothing was sent that could have written: the server was restarted since the last use.
                 self._connections.drop_broken()
@@ -121,7 +140,10 @@ class Writer:
         sent = False
         try:
             with self._connections.one() as connection:
-                head = _plan_adoption(connection, stream, records, model)
+                head, has_standby = _plan_adoption(connection, stream, records, model)
+                if has_standby and not head.new:
+                    sent = True
+                    commit(connection, [])
                 if head.new:
                     if head.tombstone is not None:
                         connection.execute(drop_tombstone, (stream,))
@@ -133,7 +155,7 @@ class Writer:
         except ConnectionLost as lost:
             if sent:
                 raise AppendOutcomeUnknown(
-                    f"The connection was lost during the commit ({lost}); adopt the same records again"
+                    f"The commit may or may not have been done ({lost}); adopt the same records again"
                 ) from lost
             self._connections.drop_broken()
             return []
@@ -144,10 +166,14 @@ def _leave_unknown(appends: list[Append], why: str) -> None:
         append.settle(AppendOutcomeUnknown(f"{why}; send the same keys again"))
 
 
-def _plan_adoption(connection: Connection, stream: str, records: Sequence[Record], model: str) -> Head:
-    """The stream's head, locked, with those of the records that are to be written to it."""
+def _plan_adoption(connection: Connection, stream: str, records: Sequence[Record], model: str) -> tuple[Head, bool]:
+    """The stream's head, locked, with those of the records that are to be written to it.
+
+    The second value is whether commits wait for a standby.
+    """
     with connection.pipeline():
         connection.execute(begin)
+        settings = connection.execute(set_local)
         locked = connection.execute(lock_heads, (Texts([stream]),))
         values = (stream, Numbers([r.seq for r in records]), Texts([r.key for r in records]))
         found = connection.execute(_held, values, binary=True)
@@ -165,4 +191,4 @@ def _plan_adoption(connection: Connection, stream: str, records: Sequence[Record
     head.new = {record.key: record for record in new}
     if new:
         head.last_seq, head.tenant = new[-1].seq, head.tenant if head.id is not None else new[0].tenant
-    return head
+    return head, any(has_standby for _, _, has_standby in settings)

@@ -17,10 +17,11 @@ import msgspec
 
 from runstate.errors import LogBusy, LogDamaged
 from runstate.logs import disk as files_door
+from runstate.logs.blob_refs import blob_digest, blob_refs
 from runstate.logs.blobs import Blobs
 from runstate.logs.directories import LOCKS, directory_name, lock_in, names_in, streams_among
-from runstate.logs.disk import TEMP, Disk, LockBusy
-from runstate.logs.log import BlobRef, blob_digest, blob_refs
+from runstate.logs.disk import TEMP, Disk, LockBusy, refuse_links
+from runstate.logs.log import BlobRef
 from runstate.logs.removed_directories import is_removed
 from runstate.logs.segments.damage import damaged
 from runstate.logs.segments.files import BLOBS, SESSIONS, SessionFiles
@@ -130,10 +131,12 @@ def collect(disk: Disk, root: PurePath, *, dry_run: bool) -> Collected:
 
     Raises:
         LogBusy: somebody is putting blobs, or storing events that refer to some; nothing was removed.
-        LogDamaged, OSError: a session cannot be read whole; nothing was removed.
+        LogDamaged, OSError: a session cannot be read whole, or the blobs stand behind a link; nothing was removed.
     """
     lock = _lock(disk, root, shared=False)
     try:
+        # Behind a link there are blobs of another log, to which its own sessions refer.
+        refuse_links(disk, root / BLOBS, root / BLOBS / "sha256")
         streams = _streams(disk, root)
         marked = {ref for stream in streams for ref in _referred(disk, SessionFiles(stream, root))}
         home = root / BLOBS / "sha256"

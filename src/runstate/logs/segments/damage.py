@@ -11,6 +11,7 @@ MANIFEST_DAMAGED = "log.manifest_damaged"
 MANIFEST_CUT = "log.manifest_cut"
 SEGMENT_DAMAGED = "log.segment_damaged"
 SEGMENT_MISSING = "log.segment_missing"
+EVENTS_MISSING = "log.events_missing"
 
 
 class Spot(msgspec.Struct, frozen=True):
@@ -28,7 +29,7 @@ class Spot(msgspec.Struct, frozen=True):
 def damaged(stream: str, spot: Spot) -> LogDamaged:
     return LogDamaged(
         f"{spot.message} (session {stream!r}, {spot.file}, byte {spot.offset}). {spot.intact} events before it are "
-        "intact; 'runstate repair' keeps the damaged files and goes on from there",
+        "intact. 'runstate repair --dry-run' says what a repair keeps, and with --salvage how much more",
         stream=stream,
         seq=spot.intact + 1,
         intact=spot.intact,

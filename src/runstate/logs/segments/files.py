@@ -10,13 +10,14 @@ from urllib.parse import quote, unquote
 
 from runstate.logs.directories import LOCKS, directory_name
 from runstate.logs.disk import TEMP
+from runstate.logs.set_aside import pattern as set_aside
 
 SESSIONS = "sessions"
 BLOBS = "snapshots"
 MANIFEST = "manifest.jsonl"
 EVENTS = "events"
 _segment_pattern = re.compile(r"(\d{8,})-(\d{8,})\.jsonl")
-_file = r"(manifest\.jsonl(\.(torn|damaged)-\d+)?|snapshot\.[^/]+\.json|events/\d{8,}-\d{8,}\.jsonl(\.damaged-\d+)?)"
+_file = rf"(manifest\.jsonl({set_aside})?|snapshot\.[^/]+\.json|events/\d{{8,}}-\d{{8,}}\.jsonl({set_aside})?)"
 own_files = re.compile(rf"{_file}({TEMP})?|events/")
 """The files of a session's directory that a log writes."""
 temporary_files = re.compile(rf"{_file}{TEMP}|events/")

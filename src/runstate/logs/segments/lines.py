@@ -6,6 +6,7 @@ The segment's digest proves every line in it, so reading one back needs no furth
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -39,6 +40,9 @@ class _Bare(msgspec.Struct, rename="camel", gc=False):
 
 
 _bares = msgspec.json.Decoder(_Bare)
+openings = re.compile(rb'{"(?:seq|eventIndex)":')
+"""How the lines that we write begin."""
+_framed_seq = re.compile(rb'{"seq":(\d{1,18}),')
 
 
 def write_line(stream: str, seq: int, persisted_at: str, draft: Draft, previous: bytes | None) -> tuple[bytes, Record]:
@@ -80,6 +84,17 @@ def read_line(stream: str, seq: int, line: bytes) -> Record:
         whose = f"event {bare.event_index} of the session {bare.session_id[:80]!r}"
         raise Damage(OUT_OF_ORDER, f"The line is {whose}, and stands in the place of event {seq - 1} of {stream!r}")
     return Record(stream, seq, bare.event_id, bare.kind, bare.dedupe_key, "", "", bare.persisted_at, line)
+
+
+def locate_line(stream: str, line: bytes) -> Record | None:
+    """The record of a line at the place that the line itself names; None where it is no event of this stream."""
+    try:
+        if line.startswith(OPENING):
+            found = _framed_seq.match(line)
+            return None if found is None else framed_record(stream, int(found[1]), line)
+        return read_line(stream, _bares.decode(line).event_index + 1, line)
+    except (Damage, *undecodable):
+        return None
 
 
 def bodies(lines: Sequence[bytes]) -> Sequence[bytes]:

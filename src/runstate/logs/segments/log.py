@@ -33,18 +33,21 @@ from runstate.logs.log import (
     Tombstone,
     check_expected,
     check_limit,
+    check_same_stream,
+    is_outdated,
+    is_same_stream,
     refuse,
 )
 from runstate.logs.removed_directories import Sweeper, remove_directory
 from runstate.logs.segments.collection import Collected, Holds, collect
 from runstate.logs.segments.compaction import Limits
-from runstate.logs.segments.damage import damage_finding
-from runstate.logs.segments.files import BLOBS, MANIFEST, SESSIONS, SessionFiles, own_files
+from runstate.logs.segments.files import BLOBS, EVENTS, MANIFEST, SESSIONS, SessionFiles, own_files
 from runstate.logs.segments.reading import Reader, Recent
-from runstate.logs.segments.recovery import cut_back, settle
+from runstate.logs.segments.recovery import settle, would_settle
+from runstate.logs.segments.repair import carry_out, plan_repair
 from runstate.logs.segments.session import Session
 from runstate.logs.segments.snapshots import Kept, read_snapshot, write_snapshot
-from runstate.logs.segments.verify import examine, verify_session
+from runstate.logs.segments.verify import verify_session
 from runstate.logs.tombstone_files import check_deletable, counting_tombstone, replace_tombstone, verify_tombstones
 from runstate.models.model import Draft, check_file_stream
 
@@ -191,16 +194,25 @@ class SegmentsLog(Handle):
             # is of a session that was deleted or cut back since.
             if snapshot.seq > view.events or (known.lines and known is not view.origin):
                 return
+            info = session.reader.info() if snapshot.first_persisted_at else None
+            if info is not None and not is_same_stream(info.first_persisted_at, snapshot.first_persisted_at):
+                return
             kept = self.load_snapshot(stream, snapshot.model)
-            if kept is not None and kept.version == snapshot.version and kept.seq > snapshot.seq:
+            if kept is not None and is_outdated(snapshot, kept.version, kept.seq, view.events):
                 return
             line_digest = session.reader.line_digest(snapshot.seq)
+            session.flush()
             write_snapshot(self._disk, session.files, Kept(snapshot, view.events, line_digest))
 
     # --- the whole stream ----------------------------------------------------------------------------------
 
     def delete_stream(
-        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+        self,
+        stream: str,
+        *,
+        expected_seq: int | None = None,
+        first_persisted_at: str = "",
+        tombstone: Tombstone | None = None,
     ) -> None:
         check_file_stream(stream)
         self._check_open()
@@ -211,6 +223,8 @@ class SegmentsLog(Handle):
             check_deletable(self._disk, self.root, stream, tombstone, has_events=is_there)
             if is_there and expected_seq is not None:
                 check_expected(stream, session.load().events, expected_seq)
+            if is_there and first_persisted_at and (info := session.reader.info()) is not None:
+                check_same_stream(stream, info.first_persisted_at, first_persisted_at)
             session.forget()
             replace_tombstone(self._disk, self.root, stream, tombstone)
             if is_there:
@@ -241,7 +255,7 @@ class SegmentsLog(Handle):
             yield from self._holds.blobs.verify()
             yield from verify_tombstones(self._disk, self.root)
 
-    def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
+    def repair(self, stream: str, *, dry_run: bool = False, salvage: bool = False) -> list[Finding]:
         check_file_stream(stream)
         self._check_open()
         files = SessionFiles(stream, self.root)
@@ -249,12 +263,14 @@ class SegmentsLog(Handle):
             if not names_in(self._disk, files.home):
                 raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
             if dry_run:
-                _, spot = examine(self._disk, files)
-                return [] if spot is None else [damage_finding(stream, spot)]
+                plan = plan_repair(self._disk, files, self._holds.has, is_salvage=salvage)
+                return would_settle(self._disk, files) if plan is None else [plan.finding()]
         with self._turn(stream) as session, session.locked():
-            manifest, spot = examine(self._disk, files)
+            plan = plan_repair(self._disk, files, self._holds.has, is_salvage=salvage)
             session.forget()
-            findings = [] if spot is None else [cut_back(self._disk, files, manifest, spot)]
+            findings = [] if plan is None else [plan.finding()]
+            if plan is not None:
+                carry_out(self._disk, files, plan)
             session.reader.look()
             settle(session.reader, findings)
             self.recoveries += findings
@@ -325,7 +341,8 @@ class SegmentsLog(Handle):
 
     def _has_sessions(self, names: list[str]) -> bool:
         sessions = self.root / SESSIONS
-        found = (self._disk.exists(sessions / name / MANIFEST) for name in names_in(self._disk, sessions))
+        names = names_in(self._disk, sessions)
+        found = (self._disk.exists(sessions / name / file) for name in names for file in (MANIFEST, EVENTS))
         return any(found) or self._disk.exists(self.root / BLOBS / "sha256")
 
     def _names(self, after: str, until: str | None = None) -> list[str]:

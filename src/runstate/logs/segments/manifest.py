@@ -22,7 +22,7 @@ from runstate.logs.segments.damage import MANIFEST_DAMAGED, Spot
 from runstate.logs.segments.files import EVENTS, MANIFEST, segment_name
 from runstate.models.canonical import undecodable
 
-_closing_bytes = len(',"crc":"00000000"}')
+closing_bytes = len(',"crc":"00000000"}')
 _pin_index = re.compile(rb'"kind":"snapshot_pinned","eventIndex":(\d+),')
 _encode = msgspec.json.Encoder().encode
 
@@ -112,7 +112,7 @@ class Manifest:
         """The lines that tell of these, to stand behind the last one."""
         number, crc, lines = self.lines, self._crc, []
         for entry in entries:
-            line = _head(number, entry)
+            line = head_of(number, entry)
             crc = crc32(line, crc)
             lines.append(b'%b,"crc":"%08x"}\n' % (line, crc))
             number += 1
@@ -125,9 +125,9 @@ class Manifest:
         Raises:
             Damage: it is not the line that was written there.
         """
-        head = line[:-_closing_bytes]
+        head = line[:-closing_bytes]
         crc = crc32(head, self._crc)
-        if line[-_closing_bytes:] != b',"crc":"%08x"}' % crc:
+        if line[-closing_bytes:] != b',"crc":"%08x"}' % crc:
             raise Damage(MANIFEST_DAMAGED, f"Line {self.lines} of the manifest does not fit its checksum")
         try:
             entry = _entries.decode(line)
@@ -209,7 +209,20 @@ def place_of(segments: Sequence[Segment], index: int) -> int:
     return bisect_right(segments, index, key=lambda segment: segment.first) - 1
 
 
-def _head(number: int, entry: Segment | Pin) -> bytes:
+def read_entry(line: bytes) -> Segment | Pin | None:
+    """What a line says, whether or not it fits its checksum; None where it is not a line of a manifest."""
+    try:
+        entry = _entries.decode(line)
+    except undecodable:
+        return None
+    if isinstance(entry, _Pinned):
+        return Pin(entry.event_index, BlobRef(entry.snapshot_ref), entry.created_by_event_id)
+    segment = Segment(entry.first_event_index, entry.last_event_index, entry.sha256, entry.bytes)
+    return segment if 0 <= segment.first <= segment.last and entry.path == f"{EVENTS}/{segment.name}" else None
+
+
+def head_of(number: int, entry: Segment | Pin) -> bytes:
+    """A line up to its checksum."""
     if isinstance(entry, Pin):
         return (
             b'{"manifestIndex":%d,"kind":"snapshot_pinned","eventIndex":%d,"snapshotRef":%b,"createdByEventId":%b'

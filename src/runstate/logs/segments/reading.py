@@ -118,10 +118,11 @@ class Reader:
             # Names first: what stands now has its line in a manifest that is read later, but for the last one.
             names = names_in(self.disk, self.files.events)
             manifest, version = self._whole_manifest()
-            if manifest.damage is None and cut_short(names, manifest) is not None:
+            is_there = bool(version)
+            if manifest.damage is None and cut_short(names, manifest, is_there=is_there) is not None:
                 # Or else the session was deleted and begun again meanwhile: then these are gone, or it is growing.
                 there = set(names_in(self.disk, self.files.events))
-                manifest.damage = cut_short([name for name in names if name in there], manifest)
+                manifest.damage = cut_short([name for name in names if name in there], manifest, is_there=is_there)
                 if self._whole_manifest()[1] != version:
                     continue
             self.manifest, self.version = manifest, version
@@ -208,8 +209,10 @@ class Reader:
                 return None
             else:
                 times = (first.persisted_at, last.persisted_at)
-                return StreamInfo(self.files.stream, first.tenant, last_seq, last_seq, *times, self.recorded_model())
-        return StreamInfo(self.files.stream, "", 0, 0, "", "") if view.events or view.damage else None
+                damaged = last_seq < view.events or view.damage is not None
+                place = (self.files.stream, first.tenant, last_seq, last_seq)
+                return StreamInfo(*place, *times, self.recorded_model(), damaged)
+        return StreamInfo(self.files.stream, "", 0, 0, "", "", damaged=True) if view.events or view.damage else None
 
     def recorded_model(self) -> str:
         """The model that the session records; empty where it records none, or has no event.

@@ -1,26 +1,64 @@
-"""What a crash has left is cleared away by the next writer; what damage has left, by `repair` alone."""
+"""What a crash has left is cleared away by the next writer; what damage has left, by `repair` alone.
+
+What may be the last copy of an event is never deleted: a torn line of the manifest, and a whole segment without a line,
+are set aside. A crash leaves such; so does a manifest that has lost its end.
+"""
 
 from __future__ import annotations
 
 import logging
 from contextlib import closing
 
+import msgspec
+
 from runstate.logs.directories import names_in
-from runstate.logs.disk import Disk, replace_durably, write_new
+from runstate.logs.disk import Disk, write_new
 from runstate.logs.log import Finding
-from runstate.logs.segments.damage import Spot, damage_finding, damaged
-from runstate.logs.segments.files import MANIFEST, SessionFiles, span_of, temporary_files
-from runstate.logs.segments.manifest import Manifest
-from runstate.logs.segments.reading import Reader, in_merged, read_segment
-from runstate.logs.segments.snapshots import read_snapshot, snapshot_models
-from runstate.logs.segments.strays import cut_short, strays
+from runstate.logs.segments.damage import Spot, damaged
+from runstate.logs.segments.files import EVENTS, MANIFEST, SessionFiles, span_of, temporary_files
+from runstate.logs.segments.reading import Reader, Recent, read_segment
+from runstate.logs.segments.salvage import is_whole, lines_in
+from runstate.logs.segments.snapshots import events_told
+from runstate.logs.segments.strays import cut_short, missing_events, strays
+from runstate.logs.set_aside import free_number, listed
 from runstate.logs.target_directory import remove_own
 
 logger = logging.getLogger("runstate.logs.segments")
 TORN_TAIL = "log.torn_tail"
 
 
-# --- after a crash -------------------------------------------------------------------------------------------
+class Leftovers(msgspec.Struct, frozen=True):
+    """What a crash has left of an append: what is set aside, and what is removed."""
+
+    stream: str
+    intact: int
+    offset: int
+    torn: bytes
+    """What stands behind the last line of the manifest, and is kept."""
+    segments: list[str]
+    """Whole segments without a line."""
+    removed: list[str]
+    number: int
+
+    @property
+    def suffix(self) -> str:
+        return f".torn-{self.number}"
+
+    def findings(self) -> list[Finding]:
+        """What is set aside: the same before it is done and after it."""
+        aside = [*([MANIFEST] if self.torn else []), *(f"{EVENTS}/{name}" for name in self.segments)]
+        if not aside:
+            return []
+        aside = [f"{path}{self.suffix}" for path in aside]
+        finding = Finding(
+            code=TORN_TAIL,
+            message=f"An append behind event {self.intact} was never finished. Set aside: {listed(aside)}",
+            severity="warning",
+            stream=self.stream,
+            seq=self.intact + 1,
+            details={"offset": self.offset, "bytes": len(self.torn), "setAside": aside, "intact": self.intact},
+        )
+        return [finding]
 
 
 def settle(reader: Reader, report: list[Finding]) -> None:
@@ -30,48 +68,65 @@ def settle(reader: Reader, report: list[Finding]) -> None:
     stored.
 
     Raises:
-        LogDamaged: the manifest has lost lines; nothing was touched.
+        LogDamaged: the manifest, or a snapshot's session, has lost events; nothing was touched.
         OSError: nothing that was acknowledged is lost.
     """
     disk, files, manifest = reader.disk, reader.files, reader.manifest
-    if (spot := cut_short(names_in(disk, files.events), manifest)) is not None:
+    if (spot := cut_short(names_in(disk, files.events), manifest, is_there=bool(reader.version))) is not None:
         raise damaged(files.stream, spot)
+    # What a snapshot tells of was durable. A new event in a lost one's place would hide that it is gone.
+    if (told := events_told(disk, files)) > manifest.events:
+        raise damaged(files.stream, missing_events(manifest, told))
+    left = _leftovers(reader)
+    if left.torn:
+        write_new(disk, files.home / f"{MANIFEST}{left.suffix}", left.torn)
+        disk.sync_directory(files.home)
+    for name in left.segments:
+        disk.rename(files.events / name, files.events / f"{name}{left.suffix}")
+    if left.segments:
+        disk.sync_directory(files.events)
+    for finding in left.findings():
+        logger.warning("%s: %s", files.stream, finding.message)
+        report.append(finding)
     if reader.version:
         with closing(disk.open(files.manifest)) as file:
             if manifest.torn_bytes:
-                if manifest.is_terminated:
-                    report.append(_keep_torn(disk, files, manifest, file.read_at(manifest.end, manifest.torn_bytes)))
                 file.truncate(manifest.end)
             if not manifest.is_terminated:
                 file.append(b"\n")
             file.sync()
         for directory in (files.home, files.home.parent, files.root):
             disk.sync_directory(directory)
-    _remove_strays(reader)
+    for name in left.removed:
+        disk.remove(files.events / name)
+    remove_own(files.home, temporary_files, keep={"events/"}, disk=disk)
 
 
-def _keep_torn(disk: Disk, files: SessionFiles, manifest: Manifest, tail: bytes) -> Finding:
-    evidence = files.home / f"{MANIFEST}.torn-{_free_number(disk, files, 'torn')}"
-    write_new(disk, evidence, tail)
-    disk.sync_directory(files.home)
-    finding = Finding(
-        code=TORN_TAIL,
-        message=f"{len(tail)} bytes of an unfinished append were cut off and are kept in {evidence.name}",
-        severity="warning",
-        stream=files.stream,
-        seq=manifest.events + 1,
-        details={"offset": manifest.end, "bytes": len(tail), "evidence": str(evidence), "intact": manifest.events},
-    )
-    logger.warning("%s: %s", files.stream, finding.message)
-    return finding
+def would_settle(disk: Disk, files: SessionFiles) -> list[Finding]:
+    """What the next writer would set aside."""
+    reader = Reader(disk, files, Recent())
+    reader.look()
+    return _leftovers(reader).findings()
 
 
-def _remove_strays(reader: Reader) -> None:
+def _leftovers(reader: Reader) -> Leftovers:
     disk, files, manifest = reader.disk, reader.files, reader.manifest
+    torn = b""
+    if manifest.torn_bytes and manifest.is_terminated:
+        with closing(disk.open(files.manifest, read_only=True)) as file:
+            torn = file.read_at(manifest.end, manifest.torn_bytes)
+    segments, removed = list[str](), list[str]()
     for name, kind in strays(names_in(disk, files.events), manifest):
         if kind in ("unfinished", "merged") and _stands_elsewhere(reader, name):
-            disk.remove(files.events / name)
-    remove_own(files.home, temporary_files, keep={"events/"}, disk=disk)
+            (segments if kind == "unfinished" and _is_whole(reader, name) else removed).append(name)
+    number = free_number(disk, (files.home, files.events), "torn")
+    return Leftovers(files.stream, manifest.events, manifest.end, torn, segments, removed, number)
+
+
+def _is_whole(reader: Reader, name: str) -> bool:
+    """Whether a file holds the events that its name tells."""
+    content, span = reader.disk.read(reader.files.events / name), span_of(name) or (0, 0)
+    return is_whole(lines_in(reader.files.stream, content), content, *span)
 
 
 def _stands_elsewhere(reader: Reader, name: str) -> bool:
@@ -86,54 +141,3 @@ def _stands_elsewhere(reader: Reader, name: str) -> bool:
         except FileNotFoundError:
             return False
     return True
-
-
-# --- after damage --------------------------------------------------------------------------------------------
-
-
-def cut_back(disk: Disk, files: SessionFiles, manifest: Manifest, spot: Spot) -> Finding:
-    """Keep what is damaged and all behind it as evidence, and go on from the last segment before it.
-
-    The caller holds the session's lock. Whatever fails, the session is as damaged as before, or repaired.
-    """
-    kept = [segment for segment in manifest.segments if segment.last < spot.intact]
-    suffix = f".damaged-{_free_number(disk, files, 'damaged')}"
-    finding = damage_finding(files.stream, spot)
-    evidence = files.home / f"{MANIFEST}{suffix}"
-    if disk.exists(files.manifest):
-        write_new(disk, evidence, disk.read(files.manifest))
-        disk.sync_directory(files.home)
-        finding.details["evidence"] = str(evidence)
-    # What is kept stands in files of its own, not in one that a damaged line may have told of.
-    for segment in kept:
-        if not disk.exists(files.events / segment.name):
-            data = in_merged(disk, files, kept, segment)
-            if data is not None:
-                replace_durably(disk, files.events / segment.name, data)
-    # Segments next: were the manifest cut first, the one behind its end would pass for an append that never happened.
-    standing = {segment.name for segment in kept}
-    for name in names_in(disk, files.events):
-        if span_of(name) is not None and name not in standing:
-            disk.rename(files.events / name, files.events / f"{name}{suffix}")
-    if disk.exists(files.events):
-        disk.sync_directory(files.events)
-    _remove_snapshots_behind(disk, files, kept[-1].last + 1 if kept else 0)
-    pins = [pin for pin in manifest.pins.values() if kept and pin.index <= kept[-1].last]
-    replace_durably(disk, files.manifest, Manifest().written([*kept, *pins]))
-    logger.warning("%s: %s. What was kept: *%s", files.stream, finding.message, suffix)
-    return finding
-
-
-def _remove_snapshots_behind(disk: Disk, files: SessionFiles, events: int) -> None:
-    """Snapshots of events that are cut off must not be believed when others have come in their place."""
-    for model in snapshot_models(disk, files):
-        found = read_snapshot(disk, files, model)
-        if found is None or found.events > events:
-            disk.remove(files.snapshot(model))
-    disk.sync_directory(files.home)
-
-
-def _free_number(disk: Disk, files: SessionFiles, word: str) -> int:
-    """A number that no evidence in this session has, so that none is overwritten."""
-    taken = {name.rpartition(f".{word}-")[2] for path in (files.home, files.events) for name in names_in(disk, path)}
-    return next(number for number in range(1, len(taken) + 2) if str(number) not in taken)

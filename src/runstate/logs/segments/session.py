@@ -12,11 +12,12 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from threading import Lock
 
-from runstate.errors import AppendOutcomeUnknown, LogBusy, RunstateError, Unsupported
+from runstate.errors import AppendOutcomeUnknown, LogBusy, LogFailed, LogFull, RunstateError, Unsupported
 from runstate.logs.adoption import key_taken, new_records
+from runstate.logs.blob_refs import blob_refs
 from runstate.logs.directories import lock_in, translate
 from runstate.logs.disk import Disk, LockBusy, replace_durably
-from runstate.logs.log import AppendResult, BlobRef, Finding, Record, blob_refs, now
+from runstate.logs.log import AppendResult, BlobRef, Finding, Record, now
 from runstate.logs.planning import StreamPlan
 from runstate.logs.segments.collection import Holds
 from runstate.logs.segments.compaction import Limits, rows_to_merge
@@ -176,6 +177,12 @@ class Session:
             self._compact_at = max(self._compact_at, len(rows) + segments_spare)
         return keys
 
+    def flush(self) -> None:
+        """Make sure of what can be seen of the manifest, before something durable tells of it."""
+        if self._settled != self.reader.version and self.reader.version:
+            with closing(self._disk.open(self.files.manifest)) as file:
+                file.sync()
+
     def forget(self) -> None:
         """Begin anew the next time, with what the disk holds."""
         self.reader.forget()
@@ -190,7 +197,13 @@ class Session:
         try:
             with self._holds.during(refs):
                 self._write_segment(segment, data)
-                self._write_manifest([segment])
+                try:
+                    self._write_manifest([segment])
+                except (LogFull, LogFailed):
+                    # It never happened, for sure: nobody needs its events as evidence.
+                    with suppress(OSError):
+                        self._disk.remove(self.files.events / segment.name)
+                    raise
                 self._pin(refs.values())
         except BaseException:
             self.forget()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import msgspec
 
 from runstate.errors import LogDamaged
+from runstate.logs.directories import names_in
 from runstate.logs.disk import Disk, replace_durably
 from runstate.logs.log import StoredSnapshot
 from runstate.logs.sealed import sealed, unsealed
 from runstate.logs.segments.files import SessionFiles, model_of
 from runstate.logs.segments.reading import Reader
 from runstate.models.canonical import digest
+
+_label_bytes_max = 4096
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -67,6 +72,21 @@ def write_snapshot(disk: Disk, files: SessionFiles, kept: Kept) -> None:
     replace_durably(disk, files.snapshot(new.model), sealed(label) + new.body)
 
 
+def events_told(disk: Disk, files: SessionFiles) -> int:
+    """How many events there were when a snapshot was saved, by the labels alone."""
+    return max((_events_on(disk, files, model) for model in snapshot_models(disk, files)), default=0)
+
+
+def _events_on(disk: Disk, files: SessionFiles, model: str) -> int:
+    try:
+        with closing(disk.open(files.snapshot(model), read_only=True)) as file:
+            head, _, _ = file.read_at(0, _label_bytes_max).partition(b"\n")
+    except FileNotFoundError:
+        return 0
+    label = unsealed(head + b"\n", _Label)
+    return 0 if label is None else label.events
+
+
 def snapshot_models(disk: Disk, files: SessionFiles) -> list[str]:
     """The models that have a file in a session's directory."""
-    return [model for name in disk.names(files.home) if (model := model_of(name)) is not None]
+    return [model for name in names_in(disk, files.home) if (model := model_of(name)) is not None]

@@ -20,7 +20,8 @@ from runstate.logs.segments.manifest import Manifest, Segment
 from runstate.logs.segments.reading import Reader, Recent
 from runstate.logs.segments.recovery import TORN_TAIL
 from runstate.logs.segments.snapshots import Kept, read_snapshot, snapshot_models
-from runstate.logs.segments.strays import strays
+from runstate.logs.segments.strays import missing_events, strays
+from runstate.logs.set_aside import list_set_aside
 from runstate.models.canonical import digest
 
 Told = Callable[[Manifest, int, list[bytes]], None]
@@ -58,7 +59,9 @@ def verify_session(disk: Disk, files: SessionFiles, has_blob: Callable[[BlobRef]
     for pin in manifest.pins.values():
         if not has_blob(pin.ref):
             message = f"Event {pin.index} refers to the blob {pin.ref}, which is gone"
-            yield Finding(code="blob.missing", message=message, stream=files.stream, seq=pin.index + 1)
+            details = {"ref": pin.ref}
+            yield Finding(code="blob.missing", message=message, stream=files.stream, seq=pin.index + 1, details=details)
+    yield from list_set_aside(disk, files.stream, files.home, EVENTS)
 
 
 class _Check:
@@ -156,10 +159,4 @@ def _snapshots(reader: Reader, kept: dict[str, Kept | None], manifest: Manifest)
                 stream=files.stream,
             )
         elif found.events > manifest.events:
-            yield Finding(
-                code="log.events_missing",
-                message=f"There were {found.events} events, now there are {manifest.events}",
-                stream=files.stream,
-                seq=manifest.events + 1,
-                details={"intact": manifest.events},
-            )
+            yield damage_finding(files.stream, missing_events(manifest, found.events))

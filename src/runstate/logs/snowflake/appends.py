@@ -16,8 +16,9 @@ import msgspec
 from runstate.errors import EventTooLarge, InvalidEvent, LogDamaged, LogFailed, RunstateError
 from runstate.logs.adoption import key_taken, new_records
 from runstate.logs.log import AppendResult, Record
-from runstate.logs.planning import First, StreamPlan, render_record
+from runstate.logs.planning import StreamPlan, render_record
 from runstate.logs.snowflake.connections import Session
+from runstate.logs.stored_rows import changed_error
 from runstate.logs.stream_models import model_after
 from runstate.logs.tombstones import Tombstone, if_counting
 from runstate.models.model import Draft
@@ -28,6 +29,7 @@ request_bytes_max = 4 * 1024 * 1024
 """About how much goes into one statement. A bound value ends at 16 MB, and an event alone may have 11 as Base64."""
 
 record_columns = "seq, event_id, type, key, tenant, emitted_at, persisted_at, body"
+checked_columns = f"position, stream, {record_columns}, crc"
 
 _rows = "TABLE(FLATTEN(INPUT => PARSE_JSON(?)))"
 # One round trip: what the gate has given, the streams' heads, the events under these keys, the last lines, tombstones.
@@ -35,19 +37,21 @@ _look = f"""
 WITH wanted AS (SELECT value[0]::VARCHAR AS stream, value[1]::VARCHAR AS key FROM {_rows}),
 chained AS (SELECT value::VARCHAR AS stream FROM {_rows})
 SELECT 'gate' AS kind, '' AS stream, last_position AS seq, 0 AS events, '' AS key, '' AS event_id,
-    TO_CHAR(SYSDATE(), 'YYYY-MM-DD HH24:MI:SS.FF3') AS persisted_at, CAST(NULL AS BINARY) AS body FROM runstate_log
+    TO_CHAR(SYSDATE(), 'YYYY-MM-DD HH24:MI:SS.FF3') AS persisted_at, CAST(NULL AS BINARY) AS body,
+    '' AS type, '' AS tenant, '' AS emitted_at, 0 AS position, 0 AS crc FROM runstate_log
 UNION ALL
-SELECT 'head', stream, last_seq, events, model, tenant, '', CAST(NULL AS BINARY)
+SELECT 'head', stream, last_seq, events, model, tenant, '', CAST(NULL AS BINARY), '', '', '', 0, 0
 FROM streams WHERE stream IN (SELECT stream FROM wanted)
 UNION ALL
-SELECT 'event', e.stream, e.seq, 0, e.key, e.event_id, e.persisted_at, e.body
+SELECT 'event', e.stream, e.seq, 0, e.key, e.event_id, e.persisted_at, e.body, e.type, e.tenant, e.emitted_at,
+    e.position, e.crc
 FROM events e JOIN (SELECT DISTINCT stream, key FROM wanted) w ON e.stream = w.stream AND e.key = w.key
 UNION ALL
-SELECT 'last', e.stream, e.seq, 0, '', '', '', e.body
+SELECT 'last', e.stream, e.seq, 0, '', '', '', e.body, '', '', '', 0, 0
 FROM events e JOIN streams s ON e.stream = s.stream AND e.seq = s.last_seq
 WHERE s.stream IN (SELECT stream FROM chained)
 UNION ALL
-SELECT 'tombstone', stream, last_seq, 0, digest, archive, deleted_at, CAST(NULL AS BINARY)
+SELECT 'tombstone', stream, last_seq, 0, digest, archive, deleted_at, CAST(NULL AS BINARY), '', '', '', 0, 0
 FROM tombstones WHERE stream IN (SELECT stream FROM wanted)
 """
 # What a MERGE inserts when nothing matches. The gate and the look-up have seen to that; whoever writes past them is met
@@ -86,14 +90,21 @@ _held = f"SELECT {record_columns} FROM events WHERE stream = ? AND seq BETWEEN ?
 class Stream(StreamPlan):
     """Where a stream stands, with what this transaction adds to it."""
 
-    __slots__ = ("events", "firsts")
+    __slots__ = ("events", "rows")
 
     def __init__(self, stream: str, last_seq: int = 0, tenant: str = "", model: str = "", events: int = 0) -> None:
-        self.firsts: dict[str, First] = {}
+        self.rows: dict[str, tuple[Any, ...]] = {}
         """Of the keys that were asked for, those that are known."""
-        super().__init__(stream, last_seq, tenant, model, find=self.firsts.get)
+        super().__init__(stream, last_seq, tenant, model, find=self._find)
         self.events = events
         """As they were before; 0: the stream is new."""
+
+    def _find(self, key: str) -> Record | None:
+        """
+        Raises:
+            LogDamaged: the event of that key is not what was appended.
+        """
+        return read_row(self.rows[key]) if key in self.rows else None
 
 
 class Append:
@@ -113,6 +124,23 @@ def checksum(position: int, record: Record) -> int:
     r = record
     envelope = f"{position}\0{r.stream}\0{r.seq}\0{r.event_id}\0{r.type}\0{r.key}\0{r.tenant}\0{r.emitted_at}"
     return crc32(f"{envelope}\0{r.persisted_at}".encode(), crc32(r.body))
+
+
+def read_row(row: Sequence[Any]) -> Record:
+    """The record in a row of `checked_columns`.
+
+    Raises:
+        LogDamaged: the row is not what was appended.
+    """
+    position, *columns, crc = row
+    record = Record(*columns)
+    try:
+        is_intact = checksum(position, record) == crc
+    except (TypeError, ValueError):  # A column of another type than the one that was written.
+        is_intact = False
+    if not is_intact:
+        raise changed_error(record.stream, record.seq)
+    return record
 
 
 def append_group(session: Session, appends: Sequence[Append]) -> None:
@@ -144,7 +172,7 @@ def adopt_records(session: Session, stream: str, records: Sequence[Record], mode
     held = session.rows(_held, stream, records[0].seq, min(records[-1].seq, at.last_seq)) if at.last_seq else []
     new = new_records(stream, records, at.last_seq, (Record(stream, *row) for row in held))
     for record in new:
-        if record.key in at.firsts:
+        if record.key in at.rows:
             raise key_taken(record, at.last_seq)
         _check(record)
     at.new = {record.key: record for record in new}
@@ -166,11 +194,13 @@ def _look_up(
             streams[stream] = Stream(stream, seq, tenant, model, events)
     for stream, _ in wanted:
         streams.setdefault(stream, Stream(stream))
-    for kind, stream, seq, _, key, event_id, persisted_at, body in found:
+    for kind, stream, seq, _, key, event_id, persisted_at, body, *rest in found:
         if kind == "gate":
             last_position, time = seq, f"{persisted_at.replace(' ', 'T')}Z"
         elif kind == "event":
-            streams[stream].firsts[key] = First(event_id, seq, persisted_at, body)
+            type_, tenant, emitted_at, position, crc = rest
+            envelope = (seq, event_id, type_, key, tenant, emitted_at, persisted_at)
+            streams[stream].rows[key] = (position, stream, *envelope, body, crc)
         elif kind == "last":
             streams[stream].previous = body
         elif kind == "tombstone":

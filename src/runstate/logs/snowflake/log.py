@@ -16,9 +16,12 @@ from runstate.errors import (
     EventTooLarge,
     InvalidJson,
     LogBusy,
+    LogDamaged,
     StreamNotFound,
 )
 from runstate.logs.adoption import check_records
+from runstate.logs.blob_refs import blob_digest, checked_blob
+from runstate.logs.bulk import Answer, Batch
 from runstate.logs.handle import Handle
 from runstate.logs.log import (
     AppendResult,
@@ -32,14 +35,22 @@ from runstate.logs.log import (
     StoredSnapshot,
     StreamInfo,
     Tombstone,
-    blob_digest,
     check_expected,
     check_limit,
-    checked_blob,
+    check_same_stream,
     decimal_position,
+    is_outdated,
+    is_same_stream,
     refuse,
 )
-from runstate.logs.snowflake.appends import Append, adopt_records, body_bytes_max, drop_tombstone, record_columns
+from runstate.logs.snowflake.appends import (
+    Append,
+    adopt_records,
+    body_bytes_max,
+    checked_columns,
+    drop_tombstone,
+    read_row,
+)
 from runstate.logs.snowflake.connections import Connections, Row, Session, pauses
 from runstate.logs.snowflake.schema import check_migrated, prepare
 from runstate.logs.snowflake.verify import rest_findings, stream_findings
@@ -52,13 +63,13 @@ busy_timeout_default_s = 60.0
 blob_part_bytes = 2 * 1024 * 1024
 """A blob is kept in parts, since a BINARY ends at 8 MB."""
 
-_read = f"SELECT {record_columns} FROM events WHERE stream = ? AND seq > ? ORDER BY seq LIMIT ?"
-_find = f"SELECT {record_columns} FROM events WHERE stream = ? AND key = ? ORDER BY seq LIMIT 1"
-_lines = "SELECT seq, body FROM events WHERE stream = ? AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
+_read = f"SELECT {checked_columns} FROM events WHERE stream = ? AND seq > ? ORDER BY seq LIMIT ?"
+_find = f"SELECT {checked_columns} FROM events WHERE stream = ? AND key = ? ORDER BY seq LIMIT 1"
+_lines = f"SELECT {checked_columns} FROM events WHERE stream = ? AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
 _lines_page = 10_000
-_feed = f"SELECT position, stream, {record_columns} FROM events WHERE position > ? ORDER BY position LIMIT ?"
+_feed = f"SELECT {checked_columns} FROM events WHERE position > ? ORDER BY position LIMIT ?"
 _info = "SELECT stream, tenant, last_seq, events, first_persisted_at, last_persisted_at, {model} FROM streams"
-_head = "SELECT last_seq FROM streams WHERE stream = ?"
+_ends = "SELECT last_seq, first_persisted_at FROM streams WHERE stream = ?"
 _heads_page = 10_000
 _load_snapshot = "SELECT model, version, seq, digest, body FROM snapshots WHERE stream = ? AND model = ?"
 _save_snapshot = """
@@ -126,6 +137,17 @@ class SnowflakeLog(Handle):
         self._writer.append(append)
         return append.result
 
+    def append_many(self, batches: Sequence[Batch]) -> list[Answer]:
+        self._check_open()
+        check_migrated(self._version)
+        for stream, drafts in batches:
+            check_stream(stream)
+            for draft in drafts:
+                _text(draft.key)  # It is looked up before it is checked with the rest.
+        appends = [Append(stream, drafts, None) for stream, drafts in batches]
+        self._writer.append_many(appends)
+        return [append.result if append.error is None else append.error for append in appends]
+
     def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         check_stream(stream)
         self._check_open()
@@ -140,7 +162,7 @@ class SnowflakeLog(Handle):
     def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
         check_stream(stream)
         check_limit(limit)
-        return [Record(stream, *row) for row in self._rows(_read, stream, _place(after_seq), _place(limit))]
+        return [read_row(row) for row in self._rows(_read, stream, _place(after_seq), _place(limit))]
 
     def lines(self, stream: str, *, after_seq: int = 0, until_seq: int | None = None) -> Iterator[bytes]:
         check_stream(stream)
@@ -148,17 +170,16 @@ class SnowflakeLog(Handle):
         after = _place(after_seq)
         while True:
             # Page by page: a caller that reads on later must not keep a connection from the others.
-            page = self._rows(_lines, stream, after, until, _lines_page)
-            for _, body in page:
-                yield body
+            page = [read_row(row) for row in self._rows(_lines, stream, after, until, _lines_page)]
+            yield from (record.body for record in page)
             if len(page) < _lines_page:
                 return
-            after = page[-1][0]
+            after = page[-1].seq
 
     def find(self, stream: str, key: str) -> Record | None:
         check_stream(stream)
         rows = self._rows(_find, stream, _text(key))
-        return Record(stream, *rows[0]) if rows else None
+        return read_row(rows[0]) if rows else None
 
     def feed(self, *, after: Position | None = None, limit: int = 1000) -> FeedPage:
         check_limit(limit)
@@ -169,7 +190,14 @@ class SnowflakeLog(Handle):
         if not rows and after is not None:
             ((last,),) = self._rows("SELECT MAX(last_position) FROM runstate_log")
             decimal_position(after, int(last or 0))
-        return FeedPage([Record(*row[1:]) for row in rows], Position(str(rows[-1][0])) if rows else after)
+        records: list[Record] = []
+        try:
+            for row in rows:
+                records.append(read_row(row))
+        except LogDamaged:  # What comes before it can be handed out.
+            if not records:
+                raise
+        return FeedPage(records, Position(str(rows[len(records) - 1][0])) if rows else after)
 
     def streams(self, *, after: str = "", limit: int = 1000) -> list[StreamInfo]:
         check_limit(limit)
@@ -209,10 +237,12 @@ class SnowflakeLog(Handle):
         values = (_text(snapshot.model), snapshot.version, snapshot.seq, snapshot.digest, snapshot.body)
 
         def save(session: Session) -> None:
-            if not session.rows(_head, stream):
+            if not (rows := session.rows(_ends, stream)):
                 raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+            if not is_same_stream(rows[0][1], snapshot.first_persisted_at):
+                return
             for _, version, seq, *_ in session.rows(_load_snapshot, stream, snapshot.model):
-                if version == snapshot.version and seq > snapshot.seq:
+                if is_outdated(snapshot, version, seq, rows[0][0]):
                     return
                 session.change("DELETE FROM snapshots WHERE stream = ? AND model = ?", stream, snapshot.model)
             session.change(_save_snapshot, stream, *values)
@@ -220,18 +250,24 @@ class SnowflakeLog(Handle):
         self._writer.alone(0, save)
 
     def delete_stream(
-        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+        self,
+        stream: str,
+        *,
+        expected_seq: int | None = None,
+        first_persisted_at: str = "",
+        tombstone: Tombstone | None = None,
     ) -> None:
         check_stream(stream)
         self._check_open()
         check_migrated(self._version)
 
         def delete(session: Session) -> None:
-            rows = session.rows(_head, stream)
+            rows = session.rows(_ends, stream)
             if not rows and (tombstone is not None or not session.rows(_tombstone, stream)):
                 raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
             if rows:
                 check_expected(stream, rows[0][0], expected_seq)
+                check_same_stream(stream, rows[0][1], first_persisted_at)
                 for table in ("streams", "snapshots", "events"):
                     session.change(f"DELETE FROM {table} WHERE stream = ?", stream)
             session.change(drop_tombstone, stream)
@@ -265,7 +301,7 @@ class SnowflakeLog(Handle):
         self._check_open()
         yield from self._connections.run(rest_findings)
 
-    def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
+    def repair(self, stream: str, *, dry_run: bool = False, salvage: bool = False) -> list[Finding]:
         raise refuse(Capability.REPAIR, "Snowflake")
 
     def put_blob(self, data: bytes) -> BlobRef:

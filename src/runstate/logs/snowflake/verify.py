@@ -10,11 +10,10 @@ from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from itertools import groupby
 
-from runstate.logs.log import Finding, Record
+from runstate.logs.log import Finding, Record, StoredSnapshot
 from runstate.logs.snowflake.appends import checksum, record_columns
 from runstate.logs.snowflake.connections import Row, Session
-from runstate.logs.stored_rows import row_findings
-from runstate.models.canonical import digest
+from runstate.logs.stored_rows import row_findings, snapshot_findings
 
 heads_page = 1000
 
@@ -31,7 +30,7 @@ _same_keys = f"""
 SELECT stream, key, COUNT(DISTINCT seq), MIN(seq), MAX(seq) FROM events {_in_range} AND position <= ?
 GROUP BY stream, key HAVING COUNT(DISTINCT seq) > 1 ORDER BY stream, key LIMIT 1000
 """
-_snapshots = f"SELECT stream, model, seq, digest, body FROM snapshots {_in_range} ORDER BY stream, model"
+_snapshots = f"SELECT stream, model, version, seq, digest, body FROM snapshots {_in_range} ORDER BY stream, model"
 _incarnations = f"SELECT stream, first_position FROM streams {_in_range}"
 
 _gate = "SELECT COUNT(*) FROM runstate_log"
@@ -134,14 +133,8 @@ def _same(session: Session, first: str, last: str, position: int) -> Iterator[Fi
 
 
 def _kept(session: Session, first: str, last: str) -> Iterator[Finding]:
-    for stream, model, seq, expected, body in session.each(_snapshots, first, last):
-        if digest(body) != expected:
-            yield Finding(
-                code="snapshot.digest_mismatch",
-                message=f"The stored {model} snapshot is not what was saved; it can be rebuilt with 'runstate replay'",
-                stream=stream,
-                seq=seq,
-            )
+    for stream, *kept in session.each(_snapshots, first, last):
+        yield from snapshot_findings(stream, StoredSnapshot(*kept))
 
 
 def _changed_blobs(rows: Iterable[Row]) -> Iterator[Finding]:

@@ -41,15 +41,23 @@ class Writer:
         Raises:
             RunstateError: what has refused it, or all of its transaction.
         """
+        self.append_many([append])
+        if append.error is not None:
+            raise append.error
+
+    def append_many(self, appends: list[Append]) -> None:
+        """Run many appends. Each has its result or its error then.
+
+        Raises:
+            LogClosed: nothing was written.
+        """
         with self._entrance:
             if self._closed:
                 raise LogClosed()
-            self._waiting.append(append)
+            self._waiting += appends
         with self._turn:
-            while not append.is_done:
+            while not all(append.is_done for append in appends):
                 self._commit(self._next_group())
-        if append.error is not None:
-            raise append.error
 
     def alone(self, positions: int, work: Callable[[Session], T]) -> T:
         """Run any other change in a transaction of its own. Raises what `work` raises, and what `append` does."""

@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
 from runstate.errors import RunstateError, StreamNotFound
 from runstate.logs.adoption import key_taken, new_records
-from runstate.logs.log import AppendResult, Record, check_expected
-from runstate.logs.planning import First, StreamPlan
-from runstate.logs.stored_rows import checksum
+from runstate.logs.log import (
+    AppendResult,
+    Record,
+    check_expected,
+    check_same_stream,
+)
+from runstate.logs.planning import StreamPlan
+from runstate.logs.stored_rows import checksum, read_records, record_columns
 from runstate.logs.stream_models import model_after
 from runstate.logs.tombstones import Tombstone, if_counting
 from runstate.models.model import Draft
@@ -31,6 +37,7 @@ INSERT INTO streams (stream, tenant, last_seq, events, first_persisted_at, last_
 VALUES (?, ?, ?, ?, ?, ?, ?)
 """
 _select_head = "SELECT id, last_seq, tenant, model FROM streams WHERE stream = ?"
+_select_ends = "SELECT id, last_seq, first_persisted_at FROM streams WHERE stream = ?"
 _put_head = f"""{_insert_head}
 ON CONFLICT (stream) DO UPDATE SET last_seq = excluded.last_seq, events = events + excluded.events,
     last_persisted_at = excluded.last_persisted_at
@@ -45,7 +52,7 @@ _select_range = """
 SELECT seq, event_id, type, key, tenant, emitted_at, persisted_at, body FROM events
 WHERE stream_id = ? AND seq BETWEEN ? AND ?
 """
-_select_key = "SELECT event_id, seq, persisted_at, body FROM events WHERE stream_id = ? AND key = ?"
+_select_key = f"SELECT {record_columns} FROM events e WHERE stream_id = ? AND key = ?"
 
 _select_tombstone = "SELECT stream, last_seq, digest, archive, deleted_at FROM tombstones WHERE stream = ?"
 _put_tombstone = (
@@ -145,10 +152,10 @@ def append_checked(connection: sqlite3.Connection, appends: Sequence[Append], pe
     for append in appends:
         stream, drafts = append.stream, append.drafts
         stream_id, seq, tenant, model = connection.execute(_select_head, (stream,)).fetchone() or (0, 0, "", "")
-        firsts = {draft.key: _find_first(connection, stream_id, draft.key) for draft in drafts}
         previous = _previous(connection, stream_id, seq, drafts)
         tombstone = find_tombstone(connection, stream)
-        plan = StreamPlan(stream, seq, tenant, model, find=firsts.get, previous=previous, tombstone=tombstone)
+        find = partial(_find_first, connection, stream, stream_id)
+        plan = StreamPlan(stream, seq, tenant, model, find=find, previous=previous, tombstone=tombstone)
         append.error = None
         try:
             append.result = plan.add(drafts, append.expected_seq, persisted_at)
@@ -170,7 +177,7 @@ def adopt_rows(connection: sqlite3.Connection, stream: str, records: Sequence[Re
     held = connection.execute(_select_range, (stream_id, records[0].seq, records[-1].seq))
     new = new_records(stream, records, last_seq, (Record(stream, *row) for row in held))
     for record in new if stream_id else ():
-        if _find_first(connection, stream_id, record.key) is not None:
+        if _find_first(connection, stream, stream_id, record.key) is not None:
             raise key_taken(record, last_seq)
     _write_records(connection, stream, new, model)
     if new and if_counting(find_tombstone(connection, stream), new[-1].seq) is None:
@@ -184,19 +191,24 @@ def find_tombstone(connection: sqlite3.Connection, stream: str) -> Tombstone | N
 
 
 def delete_rows(
-    connection: sqlite3.Connection, stream: str, expected_seq: int | None, tombstone: Tombstone | None
+    connection: sqlite3.Connection,
+    stream: str,
+    expected_seq: int | None,
+    first_persisted_at: str,
+    tombstone: Tombstone | None,
 ) -> None:
     """
     Raises:
         StreamNotFound: there is no such stream, and no tombstone to forget.
-        SequenceConflict: the stream is not at `expected_seq`; nothing was deleted.
+        SequenceConflict: the stream is not at `expected_seq`, or began at another time; nothing was deleted.
     """
-    row = connection.execute(_select_head, (stream,)).fetchone()
+    row = connection.execute(_select_ends, (stream,)).fetchone()
     if row is None and (tombstone is not None or find_tombstone(connection, stream) is None):
         raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
     if row is not None:
-        stream_id, last_seq, *_ = row
+        stream_id, last_seq, began_at = row
         check_expected(stream, last_seq, expected_seq)
+        check_same_stream(stream, began_at, first_persisted_at)
         connection.execute("DELETE FROM streams WHERE id = ?", (stream_id,))
         connection.execute("DELETE FROM snapshots WHERE stream_id = ?", (stream_id,))
         connection.execute("DELETE FROM events WHERE stream_id = ?", (stream_id,))
@@ -236,9 +248,13 @@ def _write_records(connection: sqlite3.Connection, stream: str, new: Sequence[Re
         connection.executemany(insert_event, [_row(stream_id, record) for record in new])
 
 
-def _find_first(connection: sqlite3.Connection, stream_id: int, key: str) -> First | None:
-    row = connection.execute(_select_key, (stream_id, key)).fetchone()
-    return None if row is None else First(*row)
+def _find_first(connection: sqlite3.Connection, stream: str, stream_id: int, key: str) -> Record | None:
+    """
+    Raises:
+        LogDamaged: the event of that key is not what was appended.
+    """
+    rows = connection.execute(_select_key, (stream_id, key)).fetchall()
+    return read_records(stream, rows)[0] if rows else None
 
 
 def _find_nothing(_key: str) -> None:

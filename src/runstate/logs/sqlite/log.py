@@ -16,12 +16,14 @@ from typing import Any, TypeVar
 
 from runstate.errors import (
     InvalidUrl,
+    LogDamaged,
     LogFailed,
     LogNotFound,
     NotALog,
-    StreamNotFound,
 )
 from runstate.logs.adoption import check_records
+from runstate.logs.blob_refs import blob_digest, checked_blob
+from runstate.logs.bulk import Answer, Batch
 from runstate.logs.handle import Handle
 from runstate.logs.log import (
     AppendResult,
@@ -35,35 +37,35 @@ from runstate.logs.log import (
     StoredSnapshot,
     StreamInfo,
     Tombstone,
-    blob_digest,
     check_limit,
-    checked_blob,
     decimal_position,
-    refuse,
 )
-from runstate.logs.permissions import denial, not_writable
+from runstate.logs.permissions import not_writable
 from runstate.logs.sqlite.appends import Append, adopt_rows, delete_rows, find_tombstone
-from runstate.logs.sqlite.readers import Readers, ReadOnlyReaders, can_write
+from runstate.logs.sqlite.damaged_text import fetch_rows
+from runstate.logs.sqlite.readers import Readers, ReadOnlyReaders, can_write, create_private, is_empty, is_there
+from runstate.logs.sqlite.repair import repair_stream
 from runstate.logs.sqlite.schema import check, prepare
+from runstate.logs.sqlite.snapshots import save, save_all, select_snapshot
 from runstate.logs.sqlite.verify import verify_file, verify_rest
 from runstate.logs.sqlite.writer import Writer, primary_code, translate, translated
+from runstate.logs.stored_rows import read_feed, read_lines, read_records, record_columns
 from runstate.models.canonical import digest
 from runstate.models.model import Draft, check_stream
 
 T = TypeVar("T")
 busy_timeout_default_s = 30.0
 
-_record_columns = "e.seq, e.event_id, e.type, e.key, e.tenant, e.emitted_at, e.persisted_at, e.body"
 _of_stream = "stream_id = (SELECT id FROM streams WHERE stream = ?)"
 _read = f"""
-SELECT {_record_columns} FROM events e
+SELECT {record_columns} FROM events e
 WHERE {_of_stream} AND seq > ? ORDER BY seq LIMIT ?
 """
-_find = f"SELECT {_record_columns} FROM events e WHERE {_of_stream} AND key = ?"
-_lines = f"SELECT seq, body FROM events WHERE {_of_stream} AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
+_find = f"SELECT {record_columns} FROM events e WHERE {_of_stream} AND key = ?"
+_lines = f"SELECT seq, body, crc FROM events WHERE {_of_stream} AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
 _lines_page = 1024
 _feed = f"""
-SELECT e.position, s.stream, {_record_columns} FROM events e JOIN streams s ON s.id = e.stream_id
+SELECT e.position, s.stream, {record_columns} FROM events e JOIN streams s ON s.id = e.stream_id
 WHERE e.position > ? ORDER BY e.position LIMIT ?
 """
 _last_position = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events'"
@@ -75,15 +77,6 @@ SELECT stream, last_seq, {version}, model FROM streams
 WHERE stream > ? AND (? IS NULL OR stream <= ?) ORDER BY stream LIMIT ?
 """
 _heads_page = 10_000
-_load_snapshot = f"SELECT model, version, seq, digest, body FROM snapshots WHERE {_of_stream} AND model = ?"
-_save_snapshot = """
-INSERT INTO snapshots (stream_id, model, version, seq, digest, body)
-SELECT id, ?, ?, ?, ?, ? FROM streams WHERE stream = ?
-ON CONFLICT (stream_id, model) DO UPDATE
-SET version = excluded.version, seq = excluded.seq, digest = excluded.digest, body = excluded.body
-WHERE excluded.version <> version OR excluded.seq >= seq
-"""
-
 _seq_max = 2**63 - 1
 _glance_s = 0.005
 
@@ -105,7 +98,7 @@ def open_url(url: str, *, create: bool = True) -> SqliteLog:
 class SqliteLog(Handle):
     """A log in one file. Threads and processes may share it; a forked child must open its own."""
 
-    capabilities = frozenset(Capability) - {Capability.REPAIR}
+    capabilities = frozenset(Capability)
 
     def __init__(
         self, path: str | Path, *, create: bool = True, busy_timeout_s: float = busy_timeout_default_s
@@ -114,18 +107,26 @@ class SqliteLog(Handle):
 
         Raises:
             LogNotFound: it is not there, and `create` is false.
+            LogDamaged: it is empty, and `create` is false.
             NotALog: something else is in the file.
             LogTooNew: a newer Runstate wrote it.
             NotWritable: it cannot be created.
             LogFailed: it cannot be opened: no such directory, no read permission.
         """
         self.path = Path(path)
+        self._file = self.path.absolute()  # The process may go to another directory.
         self._busy_timeout_s = busy_timeout_s
         super().__init__()
         if create:
-            _create_private(self.path)
-        elif not _is_there(self.path):
+            create_private(self.path)
+        elif not is_there(self.path):
             raise LogNotFound(f"There is no file {self.path}", path=str(self.path))
+        elif is_empty(self.path):
+            raise LogDamaged(
+                f"The file {self.path} is empty: it was cut to nothing, or its creation was never finished. Restore it "
+                "from a backup, or append to it to begin a new log",
+                path=str(self.path),
+            )
         self._writer: Writer | None = None
         self._readers: Readers | ReadOnlyReaders
         if can_write(self.path):
@@ -134,7 +135,7 @@ class SqliteLog(Handle):
                 self._prepare(first)
             finally:
                 first.close()
-            self._writer = Writer(self._connect, busy_timeout_s)
+            self._writer = Writer(self._connect, busy_timeout_s, self._file)
             self._readers = Readers(self._connect)
         else:
             self._readers = ReadOnlyReaders(self.path, busy_timeout_s)
@@ -153,6 +154,12 @@ class SqliteLog(Handle):
         self._writing().append(append)
         return append.result
 
+    def append_many(self, batches: Sequence[Batch]) -> list[Answer]:
+        self._check_open()
+        appends = [Append(stream, drafts, None) for stream, drafts in batches]
+        self._writing().append_many(appends)
+        return [append.result if append.error is None else append.error for append in appends]
+
     def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         check_stream(stream)
         self._check_open()
@@ -170,8 +177,8 @@ class SqliteLog(Handle):
     def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
         check_stream(stream)
         check_limit(limit)
-        rows = self._query(_read, (stream, _place(after_seq), _place(limit)))
-        return [Record(stream, *row) for row in rows]
+        rows = self._event_rows(_read, stream, _place(after_seq), _place(limit))
+        return read_records(stream, rows)
 
     def lines(self, stream: str, *, after_seq: int = 0, until_seq: int | None = None) -> Iterator[bytes]:
         check_stream(stream)
@@ -180,16 +187,18 @@ class SqliteLog(Handle):
         while True:
             # Page by page: a cursor left open by a caller that reads on later would keep SQLite from cleaning up.
             page = self._query(_lines, (stream, after, until, _lines_page))
-            for _, body in page:
-                yield body
+            lines = read_lines(stream, page)
+            if lines is None:
+                lines = [record.body for record in self.read(stream, after_seq=after, limit=len(page))]
+            yield from lines
             if len(page) < _lines_page:
                 return
             after = page[-1][0]
 
     def find(self, stream: str, key: str) -> Record | None:
         check_stream(stream)
-        rows = self._query(_find, (stream, key))
-        return Record(stream, *rows[0]) if rows else None
+        rows = self._event_rows(_find, stream, key)
+        return read_records(stream, rows)[0] if rows else None
 
     def feed(self, *, after: Position | None = None, limit: int = 1000) -> FeedPage:
         check_limit(limit)
@@ -197,8 +206,9 @@ class SqliteLog(Handle):
         if after is not None:
             ((last,),) = self._query(_last_position)
             position = decimal_position(after, last)
-        rows = self._query(_feed, (position, _place(limit)))
-        return FeedPage([Record(*row[1:]) for row in rows], Position(str(rows[-1][0])) if rows else after)
+        rows = self._event_rows(_feed, position, _place(limit))
+        records = read_feed([row[1:] for row in rows])
+        return FeedPage(records, Position(str(rows[len(records) - 1][0])) if rows else after)
 
     def wait(self, after: Position | None, timeout_s: float) -> None:
         """Return once there may be something after `after`, or after `timeout_s`.
@@ -238,35 +248,34 @@ class SqliteLog(Handle):
 
     def load_snapshot(self, stream: str, model: str) -> StoredSnapshot | None:
         check_stream(stream)
-        rows = self._query(_load_snapshot, (stream, model))
+        rows = self._query(select_snapshot, (stream, model))
         return StoredSnapshot(*rows[0]) if rows else None
 
     def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
         check_stream(stream)
         self._check_open()
-
-        def save(connection: sqlite3.Connection) -> None:
-            if not connection.execute(_save_snapshot, _values(stream, snapshot)).rowcount and not _exists(
-                connection, stream
-            ):
-                raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-
         # Not synced: a snapshot that a power cut takes away is rebuilt from the log.
-        self._writing().work(save, durable=False)
+        self._writing().work(lambda connection: save(connection, stream, snapshot), durable=False)
 
     def save_snapshots(self, snapshots: Sequence[tuple[str, StoredSnapshot]]) -> None:
         for stream, _ in snapshots:
             check_stream(stream)
         self._check_open()
-        values = [_values(stream, snapshot) for stream, snapshot in snapshots]
-        self._writing().work(lambda connection: _save_all(connection, values), durable=False)
+        self._writing().work(lambda connection: save_all(connection, snapshots), durable=False)
 
     def delete_stream(
-        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+        self,
+        stream: str,
+        *,
+        expected_seq: int | None = None,
+        first_persisted_at: str = "",
+        tombstone: Tombstone | None = None,
     ) -> None:
         check_stream(stream)
         self._check_open()
-        self._writing().work(lambda connection: delete_rows(connection, stream, expected_seq, tombstone))
+        self._writing().work(
+            lambda connection: delete_rows(connection, stream, expected_seq, first_persisted_at, tombstone)
+        )
 
     def tombstone(self, stream: str) -> Tombstone | None:
         check_stream(stream)
@@ -280,8 +289,16 @@ class SqliteLog(Handle):
     def verify_rest(self) -> Iterator[Finding]:
         yield from self._read(lambda reader: list(verify_rest(reader)))
 
-    def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
-        raise refuse(Capability.REPAIR, "SQLite")
+    def repair(self, stream: str, *, dry_run: bool = False, salvage: bool = False) -> list[Finding]:
+        check_stream(stream)
+        self._check_open()
+        if dry_run:
+            return self._read(lambda reader: repair_stream(reader, stream, dry_run=True, salvage=salvage))
+        done: list[Finding] = []
+        self._writing().work(
+            lambda connection: done.extend(repair_stream(connection, stream, dry_run=False, salvage=salvage))
+        )
+        return done
 
     def put_blob(self, data: bytes) -> BlobRef:
         self._check_open()
@@ -327,6 +344,9 @@ class SqliteLog(Handle):
     def _query(self, query: str, values: Sequence[object] = ()) -> list[Any]:
         return self._read(lambda reader: reader.execute(query, values).fetchall())
 
+    def _event_rows(self, query: str, *values: object) -> list[Any]:
+        return self._read(lambda reader: fetch_rows(reader, query, values))
+
     def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         self._check_open()
         with translated():
@@ -335,7 +355,7 @@ class SqliteLog(Handle):
     def _connect(self) -> sqlite3.Connection:
         try:
             connection = sqlite3.connect(
-                self.path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
+                self._file, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
             )
             # The writer waits in its own way; readers meet a lock only while the file is made or recovered.
             connection.execute("PRAGMA synchronous = FULL")
@@ -350,37 +370,6 @@ class SqliteLog(Handle):
         return connection
 
 
-def _create_private(path: Path) -> None:
-    """Make the file readable by its owner alone, before SQLite would make it readable by all."""
-    try:
-        # Never a file that is there: to close it would take this process's locks on it away from all its connections,
-        # and another process could then remove the file of what was written last from under them.
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    except FileExistsError:
-        return
-    except OSError as error:
-        raise denial(error) or LogFailed(f"{path} cannot be opened: {error.strerror}") from error
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError as error:
-        raise denial(error) or LogFailed(f"{path} cannot be opened: {error.strerror}") from error
-
-
 def _place(number: int) -> int:
     """A number that SQLite can hold; there is nothing beyond it."""
     return max(-_seq_max, min(number, _seq_max))
-
-
-def _values(stream: str, snapshot: StoredSnapshot) -> tuple[object, ...]:
-    return snapshot.model, snapshot.version, snapshot.seq, snapshot.digest, snapshot.body, stream
-
-
-def _save_all(connection: sqlite3.Connection, values: Sequence[tuple[object, ...]]) -> None:
-    connection.executemany(_save_snapshot, values)
-
-
-def _exists(connection: sqlite3.Connection, stream: str) -> bool:
-    return connection.execute("SELECT 1 FROM streams WHERE stream = ?", (stream,)).fetchone() is not None

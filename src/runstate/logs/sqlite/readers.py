@@ -22,7 +22,7 @@ from threading import Lock
 from typing import NamedTuple, TypeVar
 
 from runstate.errors import LogBusy, LogFailed, NotALog, RunstateError
-from runstate.logs.permissions import is_readable, is_writable, not_readable
+from runstate.logs.permissions import denial, is_readable, is_writable, not_readable
 from runstate.logs.sqlite.schema import read_unmigrated
 from runstate.logs.sqlite.writer import primary_code, translate
 
@@ -279,3 +279,27 @@ def _connect(path: Path, parameters: str, busy_timeout_s: float) -> sqlite3.Conn
 def _data_version(connection: sqlite3.Connection) -> int:
     (version,) = connection.execute("PRAGMA data_version").fetchone()
     return int(version)
+
+
+def create_private(path: Path) -> None:
+    """Make the file readable by its owner alone, before SQLite would make it readable by all."""
+    try:
+        # Never a file that is there: to close it would take this process's locks on it away from all its connections,
+        # and another process could then remove the file of what was written last from under them.
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise denial(error) or LogFailed(f"{path} cannot be opened: {error.strerror}") from error
+
+
+def is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:
+        raise denial(error) or LogFailed(f"{path} cannot be opened: {error.strerror}") from error
+
+
+def is_empty(path: Path) -> bool:
+    """Whether there is nothing in a file, nor in the file of the newest commits beside it."""
+    return not any(os.path.exists(name) and os.path.getsize(name) for name in (path, f"{path}-wal"))

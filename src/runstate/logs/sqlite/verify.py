@@ -5,19 +5,21 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 
-from runstate.logs.log import Finding
-from runstate.logs.stored_rows import checksum, row_findings
+from runstate.logs.log import Finding, StoredSnapshot
+from runstate.logs.row_repair import count_set_aside, set_aside_findings, set_aside_table
+from runstate.logs.sqlite.damaged_text import any_text
+from runstate.logs.stored_rows import is_intact, record_columns, row_findings, snapshot_findings
 from runstate.models.canonical import digest
 
 _heads = "SELECT id, stream, last_seq, events FROM streams"
-_rows = """
-SELECT seq, event_id, type, key, tenant, emitted_at, persisted_at, body, crc, position
-FROM events WHERE stream_id = ? ORDER BY seq
-"""
+_rows = f"SELECT {record_columns}, position FROM events e WHERE stream_id = ? ORDER BY seq"
 _orphans = """
 SELECT stream_id, count(*) FROM events WHERE stream_id NOT IN (SELECT id FROM streams) GROUP BY stream_id
 """
-_snapshots = "SELECT s.stream, n.seq, n.digest, n.body FROM snapshots n JOIN streams s ON s.id = n.stream_id"
+_snapshots = """
+SELECT s.stream, s.last_seq, n.model, n.version, n.seq, n.digest, n.body
+FROM snapshots n JOIN streams s ON s.id = n.stream_id
+"""
 
 
 def verify_file(reader: sqlite3.Connection, stream: str | None) -> Iterator[Finding]:
@@ -54,6 +56,8 @@ def _rest(reader: sqlite3.Connection) -> Iterator[Finding]:
             code="sqlite.orphan_events",
             message=f"{count} events belong to stream number {stream_id}, which is not there",
         )
+    if reader.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (set_aside_table,)).fetchone():
+        yield from set_aside_findings(reader.execute(count_set_aside.format(table=set_aside_table)).fetchall())
     for name, data in reader.execute("SELECT digest, data FROM blobs"):
         if not isinstance(data, bytes) or digest(data) != name:
             yield Finding(code="blob.digest_mismatch", message=f"The blob sha256:{name} was changed")
@@ -63,14 +67,8 @@ def _streams(reader: sqlite3.Connection, stream: str | None) -> Iterator[Finding
     only, values = ("", ()) if stream is None else (" WHERE stream = ?", (stream,))
     for head in reader.execute(_heads + only, values).fetchall():
         yield from _stream(reader, *head)
-    for name, seq, expected, body in reader.execute(_snapshots + only, values):
-        if not isinstance(body, bytes) or digest(body) != expected:
-            yield Finding(
-                code="snapshot.digest_mismatch",
-                message="The stored snapshot is not what was saved; it can be rebuilt with 'runstate replay'",
-                stream=name,
-                seq=seq,
-            )
+    for name, last_seq, *kept in reader.execute(_snapshots + only, values):
+        yield from snapshot_findings(name, StoredSnapshot(*kept), last_seq)
 
 
 def _structure(reader: sqlite3.Connection) -> Iterator[Finding]:
@@ -80,12 +78,6 @@ def _structure(reader: sqlite3.Connection) -> Iterator[Finding]:
 
 
 def _stream(reader: sqlite3.Connection, stream_id: int, stream: str, last_seq: int, events: int) -> Iterator[Finding]:
-    rows = ((row[0], _intact(row, crc), position) for *row, crc, position in reader.execute(_rows, (stream_id,)))
-    return row_findings(stream, rows, 0, last_seq, events)
-
-
-def _intact(row: list[object], crc: int) -> bool:
-    try:
-        return checksum(*row) == crc  # type: ignore[arg-type]
-    except (TypeError, ValueError):  # A column that holds another type than the one that was written.
-        return False
+    with any_text(reader):
+        rows = ((row[0], is_intact(row), position) for *row, position in reader.execute(_rows, (stream_id,)))
+        yield from row_findings(stream, rows, 0, last_seq, events)

@@ -13,7 +13,8 @@ import threading
 import time
 from _thread import allocate_lock
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from runstate.errors import (
@@ -28,6 +29,8 @@ from runstate.errors import (
 )
 from runstate.logs.log import now
 from runstate.logs.sqlite.appends import Append, Heads, KnownKey, append_checked, append_new
+from runstate.logs.sqlite.damaged_text import is_undecodable
+from runstate.logs.sqlite.file_proof import FileProof
 
 jobs_max = 1000
 """Jobs that share one transaction; more would only make the first of them wait longer."""
@@ -52,7 +55,7 @@ class _Job:
 class Writer:
     """Runs jobs in the order they come, as many as possible in one transaction."""
 
-    def __init__(self, connect: Callable[[], sqlite3.Connection], busy_timeout_s: float) -> None:
+    def __init__(self, connect: Callable[[], sqlite3.Connection], busy_timeout_s: float, path: Path) -> None:
         self._connection = connect()
         self._relaxed = connect()
         # Without the fsync: for what may be thrown away. The next durable commit syncs it along.
@@ -60,7 +63,7 @@ class Writer:
         for connection in (self._connection, self._relaxed):
             # `_begin` waits for the lock. SQLite would wait too, and Ctrl-C had no effect until it gave up.
             connection.execute("PRAGMA busy_timeout = 0")
-        self._busy_timeout_s = busy_timeout_s
+        self._busy_timeout_s, self._proof = busy_timeout_s, FileProof(path)
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._heads = Heads()
         self._gate = threading.Lock()
@@ -79,13 +82,22 @@ class Writer:
             SequenceConflict, LogBusy, LogFull, LogClosed: nothing was written.
             AppendOutcomeUnknown: it may have been.
         """
-        self._submit(_Job(append, None, True))
+        self._submit([_Job(append, None, True)])
         if append.error is not None:
             raise append.error
 
+    def append_many(self, appends: list[Append]) -> None:
+        """Run many appends, in as few transactions as there can be. Each has its result or its error then."""
+        jobs = [_Job(append, None, True) for append in appends]
+        for start in range(0, len(jobs), jobs_max):
+            with suppress(RunstateError):  # It stands in each job.
+                self._submit(jobs[start : start + jobs_max])
+        for append, job in zip(appends, jobs, strict=True):
+            append.error = append.error or job.error
+
     def work(self, work: Work, *, durable: bool = True) -> None:
         """Run any other change and wait for its commit. Raises what `work` raises, and what `append` does."""
-        self._submit(_Job(None, work, durable))
+        self._submit([_Job(None, work, durable)])
 
     def close(self) -> None:
         with self._gate:
@@ -94,25 +106,29 @@ class Writer:
             self._jobs.put(None)
         self._thread.join()
 
-    def _submit(self, job: _Job) -> None:
+    def _submit(self, jobs: list[_Job]) -> None:
         with self._gate:  # So that no job can slip in behind the last one that the thread takes.
             if self._refusal is not None:
+                for job in jobs:
+                    job.error = self._refusal.again()
                 raise self._refusal.again()
             alone = self._unfinished == 0
-            self._unfinished += 1
+            self._unfinished += len(jobs)
             if not alone:
-                self._jobs.put(job)
+                for job in jobs:
+                    self._jobs.put(job)
         if alone:
             # With nobody to share a commit with, waking the thread and being woken by it would only cost time.
             try:
                 with self._turn:
-                    self._commit([job])
+                    self._commit(jobs)
             finally:
-                self._finished(1)
+                self._finished(len(jobs))
         else:
-            job.done.acquire()
-        if job.error is not None:
-            raise job.error
+            for job in jobs:
+                job.done.acquire()
+        if jobs[0].error is not None:
+            raise jobs[0].error
 
     def _finished(self, jobs: int) -> None:
         with self._gate:
@@ -228,6 +244,14 @@ class Writer:
                 f"A commit failed ({error}); nothing more is written until the log is opened again"
             )
             return AppendOutcomeUnknown(f"The commit failed ({error}); open the log again and send the same keys")
+        if (lost := self._proof.find_lost()) is not None:
+            self._poison = self._refusal = LogClosed(
+                f"{lost} was removed or replaced while it was open; open the log again to write"
+            )
+            return AppendOutcomeUnknown(
+                f"{lost} was removed or replaced while it was open, and the commit may not be in the file that stands "
+                "there now; open the log again and send the same keys"
+            )
         return None
 
 
@@ -240,6 +264,8 @@ def translate(error: sqlite3.Error) -> RunstateError:
         return LogFull()
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return LogDamaged(f"SQLite found damage ({error}); keep a copy of the file, then run 'runstate verify'")
+    if is_undecodable(error):
+        return LogDamaged(f"The file holds damaged text ({error}); keep a copy of it, then run 'runstate verify'")
     return LogFailed(f"SQLite refused: {error}")
 
 

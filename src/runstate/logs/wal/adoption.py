@@ -11,8 +11,8 @@ from runstate.logs.adoption import key_taken, new_records
 from runstate.logs.disk import Disk
 from runstate.logs.log import Record
 from runstate.logs.wal.files import StreamFiles
+from runstate.logs.wal.held import Held
 from runstate.logs.wal.reading import View
-from runstate.logs.wal.recovery import Held
 
 
 def records_to_adopt(disk: Disk, files: StreamFiles, held: Held, records: Sequence[Record]) -> list[Record]:

@@ -18,7 +18,7 @@ from runstate.logs.planning import check_tenant, first_result
 from runstate.logs.stream_models import model_after, shared_model
 from runstate.logs.tombstones import Tombstone, check_not_deleted
 from runstate.logs.wal.entries import Entry, Envelope, check_body, read_entry, seq_of, write_entry
-from runstate.logs.wal.recovery import Held
+from runstate.logs.wal.held import Held
 from runstate.logs.wal.tickets import Batch, Outcome, Settler, Ticket
 from runstate.models.model import Draft
 

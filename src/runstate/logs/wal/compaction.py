@@ -1,4 +1,4 @@
-"""Checkpoints: a snapshot, then a WAL without the entries that it makes needless, while writers go on.
+"""Checkpoints: a snapshot, then a WAL without the entries that the one before it makes needless, while writers go on.
 
 Everything that takes long is done beside the writers: the snapshot, the archive, the copy of what stays. They wait only
 for the last step, in which the few entries that came meanwhile are copied and the new file takes the old one's place.
@@ -7,27 +7,23 @@ Nothing is removed before the snapshot's directory was synced.
 
 from __future__ import annotations
 
+import errno
 import time
 from contextlib import closing, suppress
 from pathlib import PurePath
 
 from runstate.errors import AppendOutcomeUnknown, SnapshotTooNew
 from runstate.logs.disk import File
-from runstate.logs.log import Finding, StoredSnapshot
+from runstate.logs.file_proof import check_in_place
+from runstate.logs.log import Finding, StoredSnapshot, is_outdated, is_same_stream
 from runstate.logs.wal.archive import segments, write_segment
 from runstate.logs.wal.entries import Damage, Entry, read_entry
-from runstate.logs.wal.ledger import OldKey, Removed, old_keys_max, read_old_keys, write_old_keys
-from runstate.logs.wal.reading import (
-    chunk_bytes,
-    count_lines,
-    damaged,
-    last_entry,
-    numbered_lines,
-    offset_after,
-    start_of,
-)
-from runstate.logs.wal.recovery import Held, set_aside
-from runstate.logs.wal.snapshots import CorruptSnapshot, find_snapshot, write_snapshot
+from runstate.logs.wal.findings import damaged
+from runstate.logs.wal.held import Held
+from runstate.logs.wal.ledger import OldKey, Removed, read_old_keys, write_old_keys
+from runstate.logs.wal.lines import chunk_bytes, count_lines, last_entry, numbered_lines, offset_after, start_of
+from runstate.logs.wal.recovery import set_aside
+from runstate.logs.wal.snapshots import Kept, find_snapshots, write_checkpoint
 from runstate.logs.wal.writer import Writer
 
 segment_bytes = 16 * chunk_bytes
@@ -36,41 +32,56 @@ _breath = 100
 """After so many entries a long walk lets other threads run: else each of theirs would wait for a whole time slice."""
 
 
-def is_newer(writer: Writer, snapshot: StoredSnapshot, report: list[Finding], *, is_last: bool = False) -> bool:
-    """Whether a snapshot is to be kept. If it `is_last`, its entries go: then a newer model's snapshot has to stay.
+def find_kept(writer: Writer, model: str, report: list[Finding]) -> Kept:
+    """The snapshots of a model, after the corrupt ones were set aside. The caller has the upkeep.
 
     Raises:
-        SnapshotTooNew: a newer Runstate, or a newer version of the model, wrote what is kept.
+        SnapshotTooNew: a newer Runstate wrote one.
     """
-    stream = writer.files.stream
-    try:
-        kept = find_snapshot(writer.disk, writer.files, snapshot.model)
-    except CorruptSnapshot as error:
-        set_aside(writer.disk, writer.files, error, report)
-        return True
-    if is_last and kept is not None and kept.version > snapshot.version:
-        message = f"The snapshot of {stream!r} is of version {kept.version} of its model, newer than {snapshot.version}"
-        raise SnapshotTooNew(f"{message}; it was left untouched", stream=stream, version=kept.version)
-    return kept is None or kept.version != snapshot.version or kept.seq <= snapshot.seq
+    kept = find_snapshots(writer.disk, writer.files, model)
+    for error in kept.corrupt:
+        set_aside(writer.disk, writer.files, error, kept.newest, report)
+    return kept
 
 
-def checkpoint(writer: Writer, snapshot: StoredSnapshot) -> None:
-    """Keep a snapshot, then remove the entries before its seq. The caller has the upkeep.
+def is_newer(writer: Writer, kept: Kept, snapshot: StoredSnapshot) -> bool:
+    """Whether a snapshot is of this stream, and is to take the place of what is kept."""
+    newest, held = kept.newest, writer.load()
+    if snapshot.first_persisted_at and not is_same_stream(held.first_at, snapshot.first_persisted_at):
+        return False
+    return newest is None or not is_outdated(snapshot, newest.version, newest.seq, held.last_seq)
+
+
+def checkpoint(writer: Writer, snapshot: StoredSnapshot, report: list[Finding]) -> None:
+    """Keep a snapshot, then remove the entries that the one before it holds. The caller has the upkeep.
+
+    So one damaged snapshot loses nothing: the previous one and the entries since then are there.
 
     Raises:
         ValueError: the stream has not come to the snapshot's seq.
+        SnapshotTooNew: a newer Runstate, or a newer version of the model, wrote what is kept.
         LogDamaged: an entry that was to be archived is damaged; all of them stay.
         OSError: nothing that is needed was removed, and writers go on.
     """
+    kept, stream = find_kept(writer, snapshot.model, report), writer.files.stream
+    if kept.newest is not None and kept.newest.version > snapshot.version:
+        version = kept.newest.version
+        message = f"The snapshot of {stream!r} is of version {version} of its model, newer than {snapshot.version}"
+        raise SnapshotTooNew(f"{message}; it was left untouched", stream=stream, version=version)
+    if not is_newer(writer, kept, snapshot):
+        return
     writer.flush()
     held = writer.load()
     if not 0 < snapshot.seq <= held.last_seq:
         raise ValueError(f"a checkpoint is of a seq from 1 to {held.last_seq}, not of {snapshot.seq}")
+    if held.file is not None:
+        with writer.claimed():
+            check_in_place(writer.disk, writer.files.wal, held.file, held.end)
     # Before the snapshot: should the WAL be lost, no seq that it covers is given out again.
     writer.amend_ledger(last_seq=held.tail_seq, floor_seq=held.lost_seq)
-    write_snapshot(writer.disk, writer.files, snapshot, zstd=writer.options.zstd)
-    if held.file is not None:
-        compact(writer, held, snapshot.seq)
+    previous = write_checkpoint(writer.disk, writer.files, snapshot, kept, zstd=writer.options.zstd)
+    if held.file is not None and previous is not None:
+        compact(writer, held, previous.seq)
 
 
 def compact(writer: Writer, held: Held, first_seq: int) -> None:
@@ -83,7 +94,8 @@ def compact(writer: Writer, held: Held, first_seq: int) -> None:
             return
         if writer.options.history == "archive":
             _archive(writer, file, start)
-        old_keys = [*read_old_keys(disk, files), *_last_keys(writer, file, start)][-old_keys_max:]
+        old_keys = [*read_old_keys(disk, files), *_last_keys(writer, file, start)]
+        old_keys = old_keys[max(0, len(old_keys) - writer.options.remembered_keys) :]
         write_old_keys(disk, files, old_keys)
         writer.amend_ledger(
             removed=_removed(writer, held, file, start, first_seq),
@@ -144,7 +156,7 @@ def _last_keys(writer: Writer, file: File, end: int) -> list[OldKey]:
     """The keys of the last entries before an offset."""
     stream, start, last = writer.files.stream, 0, last_entry(writer.files.stream, file, end)
     if last is not None:
-        start = offset_after(file, end, last.seq - old_keys_max)
+        start = offset_after(file, end, last.seq - writer.options.remembered_keys)
     keys = []
     for number, (offset, line) in enumerate(numbered_lines(file, start, end)):
         entry = _entry(stream, line, offset)
@@ -167,6 +179,8 @@ def _removed(writer: Writer, held: Held, file: File, end: int, first_seq: int) -
 def _copied(file: File, start: int, end: int, copy: File) -> int:
     while start < end:
         chunk = file.read_at(start, min(chunk_bytes, end - start))
+        if not chunk:
+            raise OSError(errno.ESTALE, f"{file.path.name} is shorter than what was written to it", str(file.path))
         copy.append(chunk)
         start += len(chunk)
     return start
@@ -180,8 +194,10 @@ def _swap(
     old = {key.key: key for key in old_keys}
     with writer.claimed():
         with closing(disk.open(files.wal, read_only=True)) as file:
+            check_in_place(disk, files.wal, held.file or file, held.end)
             _copied(file, copied, held.end, copy)
         copy.sync()
+        copy.lock()
         try:
             with writer.gate:
                 disk.rename(temp, files.wal)

@@ -213,6 +213,7 @@ def read_entry(stream: str, line: bytes, previous_seq: int | None) -> Entry:
     Raises:
         Damage: what is wrong.
     """
+    line = line.removesuffix(b"\r")  # An editor may have put it there; it is none of the entry's.
     entry = _own_entry(line) or _plain_entry(stream, line)
     if entry.seq < 1 or (previous_seq is not None and entry.previous_seq != previous_seq):
         raise Damage(OUT_OF_ORDER, f"Entry {entry.seq} does not stand behind entry {previous_seq}")
@@ -230,6 +231,12 @@ def whole_entry(stream: str, line: bytes) -> Entry | None:
         return read_entry(stream, line, None)
     except Damage:
         return None
+
+
+def proven_entry(line: bytes) -> Entry | None:
+    """The entry in a line if checksums cover every byte of it, as those of the seed's entries do not."""
+    entry = _own_entry(line.removesuffix(b"\r"))
+    return entry if entry is not None and entry.seq > 0 else None
 
 
 def _own_entry(line: bytes) -> Entry | None:

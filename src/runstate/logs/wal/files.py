@@ -19,8 +19,10 @@ KEYS = "keys.json"
 backups = (".bak", ".bak.2", ".bak.3")
 """What the names of evidence end with, the newest first."""
 SEGMENT = r"(\d{16})-(\d{16})-([0-9a-f]{64})\.jsonl\.(gz|zst)"
-_name = r"(wal\.jsonl|ledger\.json|keys\.json|snapshot(\.[^/]+)?\.json(\.zst)?)"
-_file = rf"({_name}(\.bak(\.[23])?|\.torn)?|archive/{SEGMENT})"
+PREVIOUS = ".previous"
+"""What the name of the checkpoint before the newest one ends with."""
+_name = rf"(wal\.jsonl|ledger\.json|keys\.json|snapshot(\.[^/]+)?\.json(\.zst)?({re.escape(PREVIOUS)})?)"
+_file = rf"({_name}(\.bak(\.[23])?|\.torn|\.salvaged)?|archive/{SEGMENT})"
 own_files = re.compile(rf"{_file}({TEMP})?|archive/")
 """The files of a stream's directory that a log writes."""
 _temporary = re.compile(rf"{_file}{TEMP}|archive/")
@@ -58,6 +60,10 @@ class StreamFiles:
         return self.home / f"{WAL}.torn"
 
     @property
+    def salvaged(self) -> PurePath:
+        return self.home / f"{WAL}.salvaged"
+
+    @property
     def lock(self) -> PurePath:
         return self.root / LOCKS / self.home.name
 
@@ -77,12 +83,16 @@ def remove_leftovers(disk: Disk, files: StreamFiles) -> None:
     remove_own(files.home, _temporary, keep={"archive/"}, disk=disk)
 
 
+def newest_backup(path: PurePath) -> PurePath:
+    return path.with_name(path.name + backups[0])
+
+
 def keep_copy(disk: Disk, path: PurePath, data: bytes) -> PurePath:
     """Keep evidence as the newest `.bak` of a file; once this returns, it survives a power cut.
 
     The oldest of three makes room. What is kept already, because an earlier recovery was cut short, is not kept twice.
     """
-    newest = path.with_name(path.name + backups[0])
+    newest = newest_backup(path)
     if read_or_none(disk, newest) != data:
         temp = disk.temp_name(newest)
         write_new(disk, temp, data)
@@ -100,7 +110,7 @@ def keep_copy(disk: Disk, path: PurePath, data: bytes) -> PurePath:
 def move_aside(disk: Disk, path: PurePath) -> PurePath:
     """Make a file the newest `.bak` of itself; once this returns, that survives a power cut."""
     _make_room(disk, path)
-    newest = path.with_name(path.name + backups[0])
+    newest = newest_backup(path)
     disk.rename(path, newest)
     disk.sync_directory(path.parent)
     return newest

@@ -17,8 +17,6 @@ from runstate.logs.wal.files import StreamFiles, read_or_none
 
 reserve_step = 1 << 16
 """Seqs are reserved in steps of so many: one more small write for that many events."""
-old_keys_max = 10_000
-"""The keys of so many removed entries are remembered."""
 
 
 class Removed(msgspec.Struct, frozen=True):
@@ -79,4 +77,13 @@ def read_old_keys(disk: Disk, files: StreamFiles) -> list[OldKey]:
 
 
 def write_old_keys(disk: Disk, files: StreamFiles, keys: list[OldKey]) -> None:
-    replace_durably(disk, files.keys, sealed(OldKeys(keys[-old_keys_max:])))
+    replace_durably(disk, files.keys, sealed(OldKeys(keys)))
+
+
+def replace_wal(disk: Disk, files: StreamFiles, ledger: Ledger, data: bytes) -> Ledger:
+    """Put another WAL in place of the old one; a crash at any point leaves one of them, and the ledger tells."""
+    write_ledger(disk, files, msgspec.structs.replace(ledger, swapping=True))
+    replace_durably(disk, files.wal, data)
+    done = msgspec.structs.replace(ledger, swapping=False)
+    write_ledger(disk, files, done)
+    return done

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import PurePath
 
-from runstate.errors import SnapshotTooNew, StreamNotFound, Truncated
+from runstate.errors import LogDamaged, StreamNotFound, Truncated
 from runstate.logs.adoption import check_records
 from runstate.logs.blobs import Blobs
 from runstate.logs.directories import files_beside, prepare_root, streams_among, translated
@@ -32,6 +32,7 @@ from runstate.logs.log import (
     Tombstone,
     check_expected,
     check_limit,
+    check_same_stream,
     refuse,
 )
 from runstate.logs.removed_directories import Sweeper, remove_directory
@@ -44,18 +45,17 @@ from runstate.logs.tombstone_files import (
     verify_tombstones,
 )
 from runstate.logs.wal.adoption import records_to_adopt
-from runstate.logs.wal.compaction import checkpoint, is_newer
+from runstate.logs.wal.compaction import checkpoint, find_kept, is_newer
 from runstate.logs.wal.files import WAL, StreamFiles, own_files
-from runstate.logs.wal.ledger import read_ledger
+from runstate.logs.wal.findings import damage_finding, logger
+from runstate.logs.wal.ledger import Ledger, read_ledger
 from runstate.logs.wal.options import WalOptions, checked
 from runstate.logs.wal.reader import WalReader
-from runstate.logs.wal.reading import View
-from runstate.logs.wal.recovery import logger, set_aside
+from runstate.logs.wal.reading import View, check_known
+from runstate.logs.wal.recovery import stands_in
+from runstate.logs.wal.repair import rehearse_repair, repair_stream
 from runstate.logs.wal.snapshots import (
-    CorruptSnapshot,
-    check_snapshot,
-    find_snapshot,
-    snapshot_paths,
+    find_snapshots,
     write_snapshot,
 )
 from runstate.logs.wal.tickets import Ticket
@@ -149,7 +149,7 @@ class WalLog(Handle):
         check_file_stream(stream)
         check_limit(limit)
         after = max(0, min(after_seq, _seq_max))
-        with self._view(stream) as view:
+        with self._view(stream, is_needed=True) as view:
             return [] if view is None else list(view.records(after, limit))
 
     def lines(self, stream: str, *, after_seq: int = 0, until_seq: int | None = None) -> Iterator[bytes]:
@@ -157,7 +157,7 @@ class WalLog(Handle):
         return chain.from_iterable(self._bodies(stream, max(0, min(after_seq, _seq_max)), until_seq))
 
     def _bodies(self, stream: str, after_seq: int, until_seq: int | None) -> Iterator[Sequence[bytes]]:
-        with self._view(stream) as view:
+        with self._view(stream, is_needed=True) as view:
             if view is not None:
                 yield from view.bodies(after_seq, until_seq)
 
@@ -219,7 +219,8 @@ class WalLog(Handle):
     # --- snapshots -----------------------------------------------------------------------------------------
 
     def load_snapshot(self, stream: str, model: str) -> StoredSnapshot | None:
-        """The snapshot of a model, or None. One that is corrupt is none; who has the stream's lock keeps it as `.bak`.
+        """The snapshot of a model, or None. One that is corrupt is kept as `.bak` by the holder of the stream's
+        lock, and the one before it stands in for it.
 
         Raises:
             SnapshotTooNew: a newer Runstate wrote it; it was left untouched.
@@ -227,29 +228,27 @@ class WalLog(Handle):
         check_file_stream(stream)
         self._check_open()
         with translated():
-            try:
-                return find_snapshot(self._disk, self._files(stream), model)
-            except CorruptSnapshot as error:
-                writer = self._writers.get(stream)
-                if writer is None or writer.held is None:
-                    logger.warning("%s: %s", stream, error)
-                else:
-                    with writer.upkeep:
-                        set_aside(self._disk, writer.files, error, self.recoveries)
-                return None
+            kept = find_snapshots(self._disk, self._files(stream), model)
+            writer = self._writers.get(stream) if kept.corrupt else None
+            if writer is not None and writer.held is not None:
+                with writer.upkeep:
+                    return find_kept(writer, model, self.recoveries).newest
+            for error in kept.corrupt:
+                logger.warning("%s: %s; %s", stream, error, stands_in(kept.newest))
+            return kept.newest
 
     def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
         check_file_stream(stream)
         self._check_exists(stream)
         with self._writers.keeping(stream) as writer:
-            if is_newer(writer, snapshot, self.recoveries):
+            if is_newer(writer, find_kept(writer, snapshot.model, self.recoveries), snapshot):
                 writer.flush()
                 write_snapshot(self._disk, writer.files, snapshot, zstd=self.options.zstd)
 
     def checkpoint(self, stream: str, snapshot: StoredSnapshot) -> None:
-        """Keep a snapshot and remove the entries before its seq, or archive them. Writers go on meanwhile.
+        """Keep a snapshot, and the one before it. The entries before that one are removed, or archived.
 
-        A snapshot that is older than what is kept is ignored.
+        Writers go on meanwhile. A snapshot that is older than what is kept is ignored.
 
         Raises:
             StreamNotFound: there is no such stream.
@@ -260,8 +259,7 @@ class WalLog(Handle):
         check_file_stream(stream)
         self._check_exists(stream)
         with self._writers.keeping(stream) as writer:
-            if is_newer(writer, snapshot, self.recoveries, is_last=True):
-                checkpoint(writer, snapshot)
+            checkpoint(writer, snapshot, self.recoveries)
 
     # --- the whole stream ----------------------------------------------------------------------------------
 
@@ -279,7 +277,12 @@ class WalLog(Handle):
         return self.recoveries[before:]
 
     def delete_stream(
-        self, stream: str, *, expected_seq: int | None = None, tombstone: Tombstone | None = None
+        self,
+        stream: str,
+        *,
+        expected_seq: int | None = None,
+        first_persisted_at: str = "",
+        tombstone: Tombstone | None = None,
     ) -> None:
         check_file_stream(stream)
         has_events = self.stream(stream) is not None
@@ -291,6 +294,7 @@ class WalLog(Handle):
             check_deletable(self._disk, self.root, stream, tombstone, has_events=has_events)
             if has_events:
                 check_expected(stream, held.last_seq, expected_seq)
+                check_same_stream(stream, held.first_at, first_persisted_at)
             writer.forget()
             replace_tombstone(self._disk, self.root, stream, tombstone)
             if has_events:
@@ -313,8 +317,11 @@ class WalLog(Handle):
         for name in self._names("") if stream is None else [stream]:
             with translated():
                 ledger = read_ledger(self._disk, files := self._files(name))
-            with self._view(name) as view:
-                yield from verify_stream(self._disk, files, ledger, view)
+            try:
+                with self._view(name) as view:
+                    yield from verify_stream(self._disk, files, ledger, view)
+            except LogDamaged as error:  # Under a writer of this process.
+                yield damage_finding(error)
         if stream is None:
             yield from self.verify_rest()
 
@@ -323,23 +330,15 @@ class WalLog(Handle):
             yield from self._blobs.verify()
             yield from verify_tombstones(self._disk, self.root)
 
-    def repair(self, stream: str, *, dry_run: bool = False) -> list[Finding]:
+    def repair(self, stream: str, *, dry_run: bool = False, salvage: bool = False) -> list[Finding]:
         check_file_stream(stream)
         self._check_exists(stream)
         if dry_run:
-            return list(self.verify(stream))
+            with translated():
+                return rehearse_repair(self._disk, self._files(stream), self.options, salvage=salvage)
         before = len(self.recoveries)
-        with self._writers.leading(stream) as writer, writer.quiet():
-            writer.forget()
-            held = writer.loaded()
-            if held.ledger.last_seq > held.tail_seq:  # Told; what is lost is lost, and its seqs are not used again.
-                writer.amend_ledger(last_seq=held.tail_seq, floor_seq=held.lost_seq)
-            for path in snapshot_paths(self._disk, writer.files):
-                with suppress(SnapshotTooNew):
-                    try:
-                        check_snapshot(self._disk, path)
-                    except CorruptSnapshot as error:
-                        set_aside(self._disk, writer.files, error, self.recoveries)
+        with self._writers.leading(stream) as writer, writer.quiet(is_read_again=True, salvage=salvage):
+            repair_stream(writer, self.recoveries, salvage=salvage)
         return self.recoveries[before:]
 
     # --- blobs ---------------------------------------------------------------------------------------------
@@ -360,8 +359,14 @@ class WalLog(Handle):
         self._writers.close()
 
     def _check_exists(self, stream: str) -> None:
-        if self.stream(stream) is None:
+        # A stream whose WAL is lost is still there, as its ledger tells.
+        if self.stream(stream) is None and self._disk_ledger(stream) is None:
             raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+
+    def _disk_ledger(self, stream: str) -> Ledger | None:
+        with translated():
+            ledger = read_ledger(self._disk, self._files(stream))
+        return ledger if ledger is not None and max(ledger.last_seq, ledger.floor_seq) else None
 
     # --- how -----------------------------------------------------------------------------------------------
 
@@ -376,14 +381,16 @@ class WalLog(Handle):
             return streams_among(self._disk.names(self.root), after, until)
 
     @contextmanager
-    def _view(self, stream: str) -> Iterator[View | None]:
-        """A stream to read from; None where there is none."""
+    def _view(self, stream: str, *, is_needed: bool = False) -> Iterator[View | None]:
+        """A stream to read from; None where there is none. LogDamaged: it `is_needed`, and only its WAL is gone."""
         opened = self._opened(stream)
         if opened is None:
+            if is_needed and self._writers.get(stream) is None and (ledger := self._disk_ledger(stream)) is not None:
+                check_known(stream, ledger, 0, ledger.last_seq, 0)
             yield None
             return
         with translated(), closing(opened.file):
-            yield View(self._disk, self._files(stream), opened.file, opened.end, opened.size)
+            yield View(self._disk, self._files(stream), opened.file, opened.end, opened.size, opened.known_seq)
 
     def _opened(self, stream: str) -> OpenedWal | None:
         self._check_open()

@@ -18,6 +18,8 @@ class WalOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What becomes of entries that a checkpoint has made needless."""
     compress: Literal["none", "zstd"] = "none"
     """How snapshots are written, and with zstd archived entries too, which are gzipped otherwise."""
+    remembered_keys: int = 10_000
+    """The keys of so many removed entries are remembered: a retry of one of them changes nothing."""
 
     @property
     def zstd(self) -> bool:
@@ -45,4 +47,6 @@ def checked(options: WalOptions) -> WalOptions:
         raise InvalidUrl("flush_interval_ms is more than 0 and at most 60000")
     if not 1 <= options.flush_entries <= 1_000_000:
         raise InvalidUrl("flush_entries is at least 1 and at most 1000000")
+    if not 0 <= options.remembered_keys <= 10_000_000:
+        raise InvalidUrl("remembered_keys is at least 0 and at most 10000000")
     return options

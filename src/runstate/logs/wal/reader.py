@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from runstate.logs.disk import File
 from runstate.logs.log import Record
 from runstate.logs.wal.entries import NOT_UTF8, Damage, read_entry
-from runstate.logs.wal.reading import damaged, numbered_lines, offset_after
-from runstate.logs.wal.recovery import logger
+from runstate.logs.wal.findings import damaged, logger
+from runstate.logs.wal.lines import entry_before, numbered_lines
 
 _telling_bytes = 64
 """By so many bytes at its beginning, which tell the seq of its first entry, a WAL is known again."""
-Opening = Callable[[], tuple[File, int, int, object] | None]
+Opening = Callable[[], tuple[File, int, int, int, object] | None]
 """Opens a stream's WAL: the file, where it ends for a reader, and something that changes with another file."""
 Looking = Callable[[object], int | None]
 """Where a file ends now; None where it is no longer the stream's WAL."""
@@ -53,9 +53,9 @@ class WalReader:
                     self._lines = iter(())
                     return None
                 logger.warning("Skipped: %s", damaged(self.stream, damage, self._seq + 1, self._offset))
-                self._offset += len(found[1]) + 1
+                self._offset = found[0] + len(found[1]) + 1
                 continue
-            self._offset += len(found[1]) + 1
+            self._offset = found[0] + len(found[1]) + 1
             if entry.seq > max(self._seq, self.processed_seq):
                 self._seq = entry.seq
                 return entry.record(self.stream)
@@ -78,9 +78,9 @@ class WalReader:
         opened = self._opening()
         if opened is None:
             return False
-        self._file, end, _, self._token = opened
+        self._file, end, _, _, self._token = opened
         beginning = self._file.read_at(0, _telling_bytes)
         if beginning != self._beginning or end < self._offset:
-            self._beginning, self._offset = beginning, offset_after(self._file, end, self._seq)
+            self._beginning, self._offset = beginning, entry_before(self.stream, self._file, end, self._seq)
         self._lines = numbered_lines(self._file, self._offset, end)
         return True

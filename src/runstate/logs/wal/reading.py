@@ -5,105 +5,50 @@ Entries tell their seq and the lines ascend, so the place of a seq is found by h
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from google_crc32c import value as crc32c
 
 from runstate.errors import LogDamaged, Truncated
 from runstate.logs.disk import Disk, File
-from runstate.logs.log import Finding, Head, Record, StreamInfo
+from runstate.logs.log import Head, Record, StreamInfo
 from runstate.logs.wal.archive import Segment, leading_to, segment_lines, segments
 from runstate.logs.wal.entries import Damage, Entry, intact_bodies, read_entry, whole_entry
 from runstate.logs.wal.files import StreamFiles
+from runstate.logs.wal.findings import EVENTS_MISSING, damaged, truncated
 from runstate.logs.wal.ledger import Ledger, read_ledger
+from runstate.logs.wal.lines import (
+    Block,
+    count_lines,
+    entry_before,
+    file_blocks,
+    is_blank,
+    last_entry,
+    numbered_lines,
+    start_of,
+)
 
-chunk_bytes = 1 << 20
-_probe_bytes = 1 << 12
 _opening = b'{"seq":'
-_seq_pattern = re.compile(rb'{"seq":(\d{1,19})[,}]')
 
 
-class Block(NamedTuple):
-    """Whole lines, and where the first of them stands in the WAL; lines of the archive stand at -1."""
+def extent(stream: str, file: File, size: int, known_seq: Callable[[], int]) -> int:
+    """Where a file of this size ends for a reader: behind the last whole append. Damage is left for it to meet.
 
-    lines: Sequence[bytes]
-    offset: int
-
-
-def file_blocks(file: File, start: int, end: int) -> Iterator[Block]:
-    """The lines between two offsets without their newlines; an unfinished last one is left out."""
-    rest, offset, size = b"", start, _probe_bytes
-    while start < end and (chunk := file.read_at(start, min(size, end - start))):
-        start += len(chunk)
-        size = min(4 * size, chunk_bytes)  # A small piece first: many readers want one line.
-        data = rest + chunk
-        *lines, rest = data.split(b"\n")
-        if lines:
-            yield Block(lines, offset)
-            offset += len(data) - len(rest)
-
-
-def numbered_lines(file: File, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """Each line with its offset."""
-    for block in file_blocks(file, start, end):
-        offset = block.offset
-        for line in block.lines:
-            yield offset, line
-            offset += len(line) + 1
-
-
-def offset_after(file: File, end: int, seq: int) -> int:
-    """An offset where a line begins, before which all entries have a seq up to `seq`; as far on as can be found.
-
-    Only a hint: lines are taken at their word. Whoever begins there checks the first line that he finds.
+    `known_seq`: up to where entries are known to have been durable. A crash does not take these away.
     """
-    low, high = 0, end
-    while high - low > _probe_bytes:
-        middle = (low + high) // 2
-        found = _line_after(file, middle, high)
-        if found is None:
-            high = middle
-        elif found[1] <= seq:
-            low = found[0]
-        else:
-            high = middle
-    for offset, line in numbered_lines(file, low, end):
-        match = _seq_pattern.match(line)
-        if match is None or int(match[1]) > seq:
-            break
-        low = offset
-    return low
-
-
-def _line_after(file: File, offset: int, end: int) -> tuple[int, int] | None:
-    """The first line that begins behind an offset and looks like an entry: where, and its seq."""
-    data = b""
-    while offset + len(data) < end:
-        data += file.read_at(offset + len(data), min(max(_probe_bytes, len(data)), end - offset - len(data)))
-        start = data.find(b"\n") + 1
-        while start and (stop := data.find(b"\n", start)) >= 0:
-            if match := _seq_pattern.match(data, start):
-                return offset + start, int(match[1])
-            start = stop + 1
-    return None
-
-
-def extent(stream: str, file: File, size: int) -> int:
-    """Where a file of this size ends for a reader: behind the last whole append. Damage is left for it to meet."""
     start = _last_flush(stream, file, size)
     end, previous = start, None
     for offset, line in numbered_lines(file, start, size):
         try:
             entry = read_entry(stream, line, previous)
         except Damage:
-            return end if is_torn(stream, file, offset, size) else size
+            is_crash = (previous or 0) >= known_seq() and is_torn(stream, file, offset, size)
+            return end if is_crash else size
         previous = entry.seq
         if not entry.envelope.more:
             end = offset + len(line) + 1
-    return end
+    return size if is_blank(file, end, size) else end
 
 
 def _last_flush(stream: str, file: File, size: int) -> int:
@@ -115,11 +60,12 @@ def _last_flush(stream: str, file: File, size: int) -> int:
         stop = len(data)
         while (found := data.rfind(b',"flush":true', 0, stop)) >= 0:
             begin = data.rfind(b"\n", 0, found) + 1
-            line = data[begin : data.find(b"\n", found)]
-            entry = whole_entry(stream, line) if begin or not start else None
+            if start and not begin:
+                break
+            entry = whole_entry(stream, data[begin : data.find(b"\n", found)])
             if entry is not None and entry.envelope.flush:
                 return start + begin
-            stop = found
+            stop = begin  # Each line is looked at once, however often its event has such a member.
         if not start:
             return 0
         span *= 4
@@ -141,39 +87,13 @@ def is_torn(stream: str, file: File, offset: int, size: int) -> bool:
     return _opening.startswith(begun) and (bad is None or b"\0" in bad)
 
 
-def last_entry(stream: str, file: File, end: int) -> Entry | None:
-    """The entry before an offset; None where there is none, or it is not intact."""
-    span = _probe_bytes
-    while end:
-        start = max(0, end - span)
-        data = file.read_at(start, end - start)
-        begin = data.rfind(b"\n", 0, len(data) - 1) + 1
-        if begin or not start:
-            return whole_entry(stream, data[begin:-1])
-        span *= 4
-    return None
-
-
-def count_lines(file: File, start: int, end: int) -> int:
-    offsets = range(start, end, chunk_bytes)
-    return sum(file.read_at(offset, min(chunk_bytes, end - offset)).count(b"\n") for offset in offsets)
-
-
-def start_of(file: File, end: int, first_seq: int) -> int:
-    """Where the first entry with at least that seq begins, or where the file ends. Lines are taken at their word."""
-    for offset, line in numbered_lines(file, offset_after(file, end, first_seq - 1), end):
-        match = _seq_pattern.match(line)
-        if match is None or int(match[1]) >= first_seq:
-            return offset
-    return end
-
-
 class View:
     """A stream as one reader sees it."""
 
-    def __init__(self, disk: Disk, files: StreamFiles, file: File, end: int, size: int = 0) -> None:
-        """`size`: of the file, when `end` was found. What a writer has added since is none of this view's."""
-        self.stream, self.file, self.end, self._size = files.stream, file, end, size
+    def __init__(self, disk: Disk, files: StreamFiles, file: File, end: int, size: int = 0, known_seq: int = 0) -> None:
+        """`size`: of the file, when `end` was found. What a writer has added since is none of this view's.
+        `known_seq`: of the last entry that is known to have been durable."""
+        self.stream, self.file, self.end, self._size, self._known_seq = files.stream, file, end, size, known_seq
         self._disk, self._files = disk, files
 
     def bodies(self, after_seq: int, until_seq: int | None) -> Iterator[Sequence[bytes]]:
@@ -204,6 +124,8 @@ class View:
                 previous, offset = entry.seq, offset + len(line) + 1
                 if after_seq < previous <= until:
                     yield (entry.body,)
+        if previous is None or previous < until:
+            self.check_end()
 
     def records(self, after_seq: int, limit: int | None = None) -> Iterator[Record]:
         """The records with `seq > after_seq`, each fully checked.
@@ -219,6 +141,7 @@ class View:
                 left = None if left is None else left - 1
                 if left == 0:
                     return
+        self.check_end()
 
     def entries(self, after_seq: int = 0) -> Iterator[tuple[int, Entry]]:
         """Entries and their offsets, from a little before `after_seq` on."""
@@ -231,9 +154,23 @@ class View:
                 yield offset, entry
                 previous, offset = entry.seq, offset + len(line) + 1
 
+    def check_end(self) -> None:
+        """
+        Raises:
+            LogDamaged: there were more entries than these.
+        """
+        last = self.last()
+        if self._known_seq > (last_seq := 0 if last is None else last.seq):
+            check_known(self.stream, read_ledger(self._disk, self._files), last_seq, self._known_seq, self.end)
+
     def last(self) -> Entry | None:
         """The last entry; None where there is none, or it is not intact."""
         return last_entry(self.stream, self.file, self.end)
+
+    @property
+    def lacks_newline(self) -> bool:
+        """Whether the last entry is whole but for its newline."""
+        return self._size < self.end and self._size > 0
 
     def remnant(self) -> bytes:
         """What stands behind the last whole append."""
@@ -302,17 +239,11 @@ class View:
                 yield Block(segment_lines(self._disk, self.stream, segment), -1)
         if not self.end and not chain:
             self._check_emptied(after_seq)
-        start = offset_after(self.file, self.end, after_seq)
-        if start and whole_entry(self.stream, self._line_at(start)) is None:
-            start = 0
-        yield from file_blocks(self.file, start, self.end)
+        yield from file_blocks(self.file, entry_before(self.stream, self.file, self.end, after_seq), self.end)
 
     def _begins_later(self, after_seq: int) -> bool:
         first = self.first()
         return first is None or after_seq < first.previous_seq
-
-    def _line_at(self, offset: int) -> bytes:
-        return next((line for _, line in numbered_lines(self.file, offset, self.end)), b"")
 
     def _first(self, line: bytes, offset: int, after_seq: int) -> Entry:
         entry = self._entry(line, offset, None)
@@ -333,31 +264,17 @@ class View:
             raise damaged(self.stream, damage, (previous or 0) + 1, offset) from damage
 
 
+def check_known(stream: str, ledger: Ledger | None, last_seq: int, known_seq: int, end: int) -> None:
+    """
+    Raises:
+        LogDamaged: entries that were durable are gone, and no checkpoint has removed them.
+    """
+    removed = None if ledger is None else ledger.removed
+    last_seq = max(last_seq, 0 if removed is None else removed.before_seq - 1)
+    if last_seq < known_seq:
+        message = f"There were events up to {known_seq}, now there are none behind {last_seq}"
+        raise damaged(stream, Damage(EVENTS_MISSING, message), last_seq + 1, end)
+
+
 def _model_in(ledger: Ledger | None) -> str:
     return "" if ledger is None else ledger.model or ""
-
-
-def truncated(stream: str, first_seq: int) -> Truncated:
-    return Truncated(
-        f"The stream {stream!r} begins with seq {first_seq} now: a checkpoint has dropped what was before, which is in "
-        "its snapshot. To keep all events of a WAL, open it with ?history=archive",
-        stream=stream,
-        first_seq=first_seq,
-    )
-
-
-def damaged(stream: str, damage: Damage, seq: int, offset: int) -> LogDamaged:
-    return LogDamaged(
-        f"{damage} (stream {stream!r}, entry {seq}, byte {offset}). What is before it is intact; the next append, or "
-        "'runstate repair', keeps the whole file as .bak and goes on from there",
-        stream=stream,
-        seq=seq,
-        offset=offset,
-        reason=damage.code,
-    )
-
-
-def damage_finding(error: LogDamaged) -> Finding:
-    details = dict(error.details)
-    stream, seq, code = details.pop("stream"), details.pop("seq"), details.pop("reason")
-    return Finding(code=code, message=str(error), stream=stream, seq=seq, details=details)

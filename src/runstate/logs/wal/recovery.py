@@ -7,18 +7,17 @@ it never flushed, and a retry is about to be told that they are stored.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from runstate.logs.disk import Disk, File, replace_durably
-from runstate.logs.log import Finding, StreamInfo
+from runstate.logs.file_proof import lock_in_place
+from runstate.logs.log import Finding, StoredSnapshot
 from runstate.logs.wal.archive import segments
 from runstate.logs.wal.entries import (
-    ENTRY_DAMAGED,
     OUT_OF_ORDER,
     Damage,
     Entry,
@@ -26,64 +25,15 @@ from runstate.logs.wal.entries import (
     intact_envelopes,
     read_entry,
     whole_entry,
-    write_entry,
 )
-from runstate.logs.wal.files import StreamFiles, keep_copy, move_aside, remove_leftovers
-from runstate.logs.wal.ledger import Ledger, OldKey, Removed, read_ledger, read_old_keys, write_ledger
-from runstate.logs.wal.reading import file_blocks, is_torn, last_entry, numbered_lines
+from runstate.logs.wal.files import StreamFiles, move_aside, remove_leftovers
+from runstate.logs.wal.findings import EVENTS_MISSING, SNAPSHOT_CORRUPT, TORN_TAIL, report_finding, wal_finding
+from runstate.logs.wal.held import Held, Scan
+from runstate.logs.wal.ledger import Ledger, Removed, read_ledger, read_old_keys, replace_wal, write_ledger
+from runstate.logs.wal.lines import file_blocks, is_blank, last_entry, numbered_lines
+from runstate.logs.wal.reading import is_torn
+from runstate.logs.wal.rotation import highest_given, rotate, seqs_behind
 from runstate.logs.wal.snapshots import CorruptSnapshot, snapshot_seqs
-
-logger = logging.getLogger("runstate.logs.wal")
-TORN_TAIL = "log.torn_tail"
-EVENTS_MISSING = "log.events_missing"
-
-
-class Held:
-    """What a writer knows of its stream. All of it is durable, but keys may also stand for what is on its way."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-        self.file: File | None = None
-        self.end = 0
-        self.tail_seq = 0
-        """Of the last entry in the WAL, or else of the archive; 0 where there is none."""
-        self.events = 0 if ledger.removed is None else ledger.removed.events
-        self.tenant = self.first_at = self.last_at = ""
-        if (gone := ledger.removed) is not None:
-            self.tenant, self.first_at, self.last_at = gone.tenant, gone.first_persisted_at, gone.last_persisted_at
-        self.keys: dict[str, int] = {}
-        self.old_keys: dict[str, OldKey] = {}
-        self.previous: bytes | None = None
-        """The last event's line."""
-
-    @property
-    def last_seq(self) -> int:
-        """The last seq that was given out; the next append goes on from it."""
-        return max(self.tail_seq, self.ledger.last_seq, self.ledger.floor_seq)
-
-    @property
-    def model(self) -> str:
-        """The model that the stream records. The ledger may name one before the first append is stored."""
-        return (self.ledger.model or "") if self.last_seq else ""
-
-    @property
-    def lost_seq(self) -> int:
-        """The last seq that was given out to an entry which is gone, for the ledger."""
-        return self.last_seq if self.last_seq > self.tail_seq else self.ledger.floor_seq
-
-    def add(self, events: int, last_seq: int, ends: tuple[Envelope, Envelope], size: int) -> None:
-        """Take note of entries that stand in the WAL now; `ends` are what the first and the last of them tell."""
-        self.events += events
-        first, last = ends
-        if not self.first_at:
-            self.tenant, self.first_at = first.tenant, first.persisted_at
-        self.last_at, self.tail_seq = last.persisted_at, last_seq
-        self.end += size
-
-    def info(self, stream: str) -> StreamInfo | None:
-        if not self.last_seq:
-            return None
-        return StreamInfo(stream, self.tenant, self.last_seq, self.events, self.first_at, self.last_at, self.model)
 
 
 class _Stretch(NamedTuple):
@@ -94,18 +44,10 @@ class _Stretch(NamedTuple):
     sizes: Sequence[int]
 
 
-class _Scan(NamedTuple):
-    held: Held
-    seq: int
-    """Of the last intact entry; 0: there is none."""
-    end: int
-    """Where that ends. Behind `held.end` where its append is not whole."""
-    damage: Damage | None
-    """What is wrong with the whole line behind it."""
-
-
-def load(disk: Disk, files: StreamFiles, report: list[Finding]) -> Held:
+def load(disk: Disk, files: StreamFiles, report: list[Finding], *, salvage: bool = False) -> Held:
     """Read a stream, recover it from a crash or from damage, and make sure of everything in it.
+
+    With `salvage`, entries behind damage are kept too. That includes zeros that a crash may have left.
 
     Raises:
         OSError: nothing that was acknowledged is lost.
@@ -116,13 +58,19 @@ def load(disk: Disk, files: StreamFiles, report: list[Finding]) -> Held:
     except (FileNotFoundError, NotADirectoryError):
         return _loaded(disk, files, Held(ledger or Ledger(floor_seq=_last_known(disk, files))), report)
     try:
+        # The lock file beside it may have been removed: this is the file that is written to.
+        lock_in_place(disk, files.wal, file)
         size = file.size()
         ledger = ledger or _first_ledger(disk, files, file, size)
         scan = _scan(files.stream, file, size, ledger)
         if scan.held.end < size:
-            # What was known to be durable is not what a crash takes away.
+            # What was known to be durable is not what a crash takes away. But a newline alone may be.
+            lacks_newline = scan.damage is None and _salvaged(files.stream, file, scan, size) is not None
             is_crash = scan.held.tail_seq >= ledger.last_seq and is_torn(files.stream, file, scan.end, size)
-            (_cut if is_crash else _rotate)(disk, files, file, scan, report)
+            if lacks_newline or (is_crash and not (salvage and b"\0" in file.read_at(scan.end, size - scan.end))):
+                _cut(disk, files, file, scan, report)
+            else:
+                rotate(disk, files, file, scan, report, salvage=salvage)
         elif ledger.swapping:
             replace_wal(disk, files, ledger, file.read_at(0, size))
         else:
@@ -137,7 +85,7 @@ def load(disk: Disk, files: StreamFiles, report: list[Finding]) -> Held:
         file.close()
         raise
     file.close()
-    return load(disk, files, report)
+    return load(disk, files, report, salvage=salvage)
 
 
 def _loaded(disk: Disk, files: StreamFiles, held: Held, report: list[Finding]) -> Held:
@@ -148,7 +96,9 @@ def _loaded(disk: Disk, files: StreamFiles, held: Held, report: list[Finding]) -
         held.tail_seq = archived[-1].last_seq if archived else 0 if removed is None else removed.before_seq - 1
     if held.ledger.last_seq > held.tail_seq:
         message = f"There were entries up to {held.ledger.last_seq}, and the WAL ends with {held.tail_seq}"
-        _tell(report, _finding(files, EVENTS_MISSING, message, held.tail_seq + 1, last_seq=held.ledger.last_seq))
+        report_finding(
+            report, wal_finding(files, EVENTS_MISSING, message, held.tail_seq + 1, last_seq=held.ledger.last_seq)
+        )
     return held
 
 
@@ -168,14 +118,16 @@ def _last_known(disk: Disk, files: StreamFiles) -> int:
     return max([0, *archived, *snapshot_seqs(disk, files), *(old.seq for old in read_old_keys(disk, files))])
 
 
-def _scan(stream: str, file: File, size: int, ledger: Ledger) -> _Scan:
+def _scan(stream: str, file: File, size: int, ledger: Ledger) -> Scan:
     """Every entry up to the first that is damaged, checked in full."""
     held, end, unfinished = Held(ledger), 0, list[_Stretch]()
     previous: int | None = None
     for block in file_blocks(file, 0, size):
+        blank = block.offset - end  # Counted with the line behind it.
         envelopes = None if previous is None else intact_envelopes(previous + 1, block.lines)
         if envelopes is not None and previous is not None:
             sizes = [len(line) + 1 for line in block.lines]
+            sizes[0] += blank
             seqs = range(previous + 1, previous + 1 + len(envelopes))
             _add_whole(held, unfinished, _Stretch(seqs, envelopes, sizes))
             previous, end = previous + len(envelopes), end + sum(sizes)
@@ -186,10 +138,12 @@ def _scan(stream: str, file: File, size: int, ledger: Ledger) -> _Scan:
                 if previous is None:
                     check_beginning(entry, ledger)
             except Damage as damage:
-                return _Scan(held, previous or 0, end, damage)
-            _add_whole(held, unfinished, _Stretch([entry.seq], [entry.envelope], [len(line) + 1]))
-            previous, end = entry.seq, end + len(line) + 1
-    return _Scan(held, previous or 0, end, None)
+                return Scan(held, previous or 0, end, damage)
+            _add_whole(held, unfinished, _Stretch([entry.seq], [entry.envelope], [blank + len(line) + 1]))
+            previous, end, blank = entry.seq, end + blank + len(line) + 1, 0
+    if held.end == end and is_blank(file, end, size):
+        held.end = end = size
+    return Scan(held, previous or 0, end, None)
 
 
 def check_beginning(first: Entry, ledger: Ledger | None) -> None:
@@ -220,20 +174,19 @@ def _add_whole(held: Held, unfinished: list[_Stretch], stretch: _Stretch) -> Non
         unfinished.append(_Stretch(seqs[whole:], envelopes[whole:], sizes[whole:]))
 
 
-def _cut(disk: Disk, files: StreamFiles, file: File, scan: _Scan, report: list[Finding]) -> None:
+def _cut(disk: Disk, files: StreamFiles, file: File, scan: Scan, report: list[Finding]) -> None:
     """Cut off what stands behind the last whole append, having kept it; an entry that lacks its newline stays."""
     start, size = scan.held.end, file.size()
     remnant = file.read_at(start, size - start)
     replace_durably(disk, files.torn, remnant)
-    rest = remnant[scan.end - start :]
-    kept = None if scan.damage is not None else salvage(files.stream, rest, scan.seq or None)
+    kept = None if scan.damage is not None else _salvaged(files.stream, file, scan, size)
     if kept is None:
         message = f"{size - start} bytes of an unfinished append were cut off and are kept in {files.torn.name}"
         if b"\0" in remnant:
             # A power cut leaves zeros in a write that it interrupts, and a disk that loses what it had flushed does so
             # too. Nobody can tell them apart, so no seq that may have been acknowledged there is used again. Noted
             # before the cut: behind it nothing tells of the zeros any more.
-            floor_seq = _highest_given(files, file, scan, size, _seqs_behind(files, file, scan, size))
+            floor_seq = highest_given(files, file, scan, size, seqs_behind(files, file, scan, size))
             write_ledger(disk, files, msgspec.structs.replace(scan.held.ledger, floor_seq=floor_seq))
             message += f"; zeros hide what stood there, so the next seq is {floor_seq + 1}"
         file.truncate(start)
@@ -243,7 +196,13 @@ def _cut(disk: Disk, files: StreamFiles, file: File, scan: _Scan, report: list[F
         message = f"The last entry lacked its newline and was kept; the bytes as they were are in {files.torn.name}"
     file.sync()
     seq = scan.held.tail_seq + 1
-    _tell(report, _finding(files, TORN_TAIL, message, seq, offset=start, bytes=size - start, evidence=str(files.torn)))
+    report_finding(
+        report, wal_finding(files, TORN_TAIL, message, seq, offset=start, bytes=size - start, evidence=str(files.torn))
+    )
+
+
+def _salvaged(stream: str, file: File, scan: Scan, size: int) -> bytes | None:
+    return salvage(stream, file.read_at(scan.end, size - scan.end), scan.seq or None)
 
 
 def salvage(stream: str, remnant: bytes, previous_seq: int | None) -> bytes | None:
@@ -255,68 +214,18 @@ def salvage(stream: str, remnant: bytes, previous_seq: int | None) -> bytes | No
     return None
 
 
-def _rotate(disk: Disk, files: StreamFiles, file: File, scan: _Scan, report: list[Finding]) -> None:
-    """Keep a damaged WAL whole as `.bak`, and put a clean one with the entries before the damage in its place."""
-    data = file.read_at(0, file.size())
-    evidence = keep_copy(disk, files.wal, data)
-    lost = _seqs_behind(files, file, scan, len(data))
-    floor_seq = _highest_given(files, file, scan, len(data), lost)
-    ledger = msgspec.structs.replace(scan.held.ledger, last_seq=scan.seq, floor_seq=floor_seq)
-    damage = scan.damage or Damage(ENTRY_DAMAGED, "The last line is not whole, and no crash has left it so")
-    message = (
-        f"{damage} (byte {scan.end}). The WAL is kept as {evidence.name}; the entries up to {scan.seq} stand in a "
-        f"new one, {len(lost)} whole entries behind the damage only in {evidence.name}. The next seq is {floor_seq + 1}"
-    )
-    details = {"offset": scan.end, "evidence": str(evidence), "lost": len(lost), "last_seq": floor_seq}
-    replace_wal(disk, files, ledger, _closed(files.stream, file, scan.end))
-    _tell(report, _finding(files, damage.code, message, scan.seq + 1, **details))
-
-
-def _highest_given(files: StreamFiles, file: File, scan: _Scan, size: int, behind: list[int]) -> int:
-    """The highest seq that may have been given out, by everything that tells of some."""
-    end = last_entry(files.stream, file, size)
-    # Where the end itself is damaged, nobody knows which seqs stood there: none that was reserved is used again.
-    last = scan.held.ledger.reserved if end is None else end.seq
-    return max(scan.held.last_seq, scan.seq, last, *behind)
-
-
-def _seqs_behind(files: StreamFiles, file: File, scan: _Scan, size: int) -> list[int]:
-    """The seqs of the whole entries behind the last one that is intact in its place."""
-    lines = numbered_lines(file, scan.end, size)
-    return [entry.seq for _, line in lines if (entry := whole_entry(files.stream, line)) is not None]
-
-
-def _closed(stream: str, file: File, end: int) -> bytes:
-    """The file up to an offset. Its last entry no longer announces more of its append: they are lost."""
-    data = file.read_at(0, end)
-    entry = last_entry(stream, file, end)
-    if entry is None or not entry.envelope.more:
-        return data
-    start = data.rfind(b"\n", 0, -1) + 1
-    return data[:start] + write_entry(entry.seq, entry.body, msgspec.structs.replace(entry.envelope, more=0))
-
-
-def replace_wal(disk: Disk, files: StreamFiles, ledger: Ledger, data: bytes) -> Ledger:
-    """Put another WAL in place of the old one; a crash at any point leaves one of them, and the ledger tells."""
-    write_ledger(disk, files, msgspec.structs.replace(ledger, swapping=True))
-    replace_durably(disk, files.wal, data)
-    done = msgspec.structs.replace(ledger, swapping=False)
-    write_ledger(disk, files, done)
-    return done
-
-
-def set_aside(disk: Disk, files: StreamFiles, error: CorruptSnapshot, report: list[Finding]) -> None:
-    """Keep a corrupt snapshot as `.bak`. The caller has the stream's upkeep."""
+def set_aside(
+    disk: Disk, files: StreamFiles, error: CorruptSnapshot, newest: StoredSnapshot | None, report: list[Finding]
+) -> None:
+    """Keep a corrupt snapshot as `.bak`. `newest`: the one that counts now. The caller has the stream's upkeep."""
     with suppress(FileNotFoundError):  # Another thread was here first.
         kept = move_aside(disk, error.path)
-        message = f"{error}. It is kept as {kept.name}; the state comes from the entries alone"
-        _tell(report, _finding(files, "snapshot.corrupt", message, None, evidence=str(kept)))
+        message = f"{error}. It is kept as {kept.name}; {stands_in(newest)}"
+        report_finding(report, wal_finding(files, SNAPSHOT_CORRUPT, message, None, evidence=str(kept)))
 
 
-def _finding(files: StreamFiles, code: str, message: str, seq: int | None, **details: Any) -> Finding:
-    return Finding(code=code, message=message, severity="warning", stream=files.stream, seq=seq, details=details)
-
-
-def _tell(report: list[Finding], finding: Finding) -> None:
-    logger.warning("%s: %s", finding.stream, finding.message)
-    report.append(finding)
+def stands_in(newest: StoredSnapshot | None) -> str:
+    """What the state comes from when a snapshot is corrupt."""
+    if newest is None:
+        return "the state comes from the entries alone"
+    return f"the state comes from the snapshot at seq {newest.seq} and the entries behind it"

@@ -4,14 +4,17 @@
 
 `digest` is of STATE, the model's own bytes; `sum` is CRC-32C over what stands between it and STATE. Format 0 is the
 seed's, without checksums: older formats are brought up step by step, a newer one is refused and left as it is.
+A checkpoint keeps the one before it as `….previous`.
 """
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import PurePath
+from typing import NamedTuple
 
 import msgspec
 from google_crc32c import value as crc32c
@@ -21,11 +24,12 @@ from runstate.logs.directories import names_in
 from runstate.logs.disk import Disk
 from runstate.logs.log import StoredSnapshot, now
 from runstate.logs.wal.compression import compressed, decompressed
-from runstate.logs.wal.files import StreamFiles, read_or_none
+from runstate.logs.wal.files import PREVIOUS, StreamFiles, read_or_none
 from runstate.models.canonical import digest
 
 snapshot_format = 1
 _form = re.compile(rb'{"format":(\d{1,9}),')
+_own_name = re.compile(rf"snapshot\..*json(\.zst)?({re.escape(PREVIOUS)})?")
 _piece_bytes = 1 << 20
 
 
@@ -51,24 +55,78 @@ class _Seeds(msgspec.Struct, forbid_unknown_fields=True):
     created_at: str = ""
 
 
+class Kept(NamedTuple):
+    """The snapshots of one model that are on file."""
+
+    intact: list[tuple[PurePath, StoredSnapshot]]
+    """The newest first: it counts. The next one stands in for it when it is damaged."""
+    corrupt: list[CorruptSnapshot]
+
+    @property
+    def newest(self) -> StoredSnapshot | None:
+        return self.intact[0][1] if self.intact else None
+
+
 def write_snapshot(disk: Disk, files: StreamFiles, snapshot: StoredSnapshot, *, zstd: bool) -> None:
-    """Put a snapshot into its file; once this returns, it survives a power cut.
+    """Put a snapshot into its file, in place of the newest; once this returns, it survives a power cut.
 
     Raises:
         OSError: the old one stands, or after a crash either of them.
     """
+    _replace(disk, files, snapshot, None, zstd=zstd)
+
+
+def write_checkpoint(
+    disk: Disk, files: StreamFiles, snapshot: StoredSnapshot, kept: Kept, *, zstd: bool
+) -> StoredSnapshot | None:
+    """`write_snapshot`, and the newest one until now stays as the previous one.
+
+    Returns the previous one, which was read and found intact: only what is before it may be removed. None: there is
+    none that this version of the model wrote.
+
+    Raises:
+        OSError: as `write_snapshot`.
+    """
+    # One beyond the end of the stream, or of another version, leads nowhere.
+    leading = [(path, one) for path, one in kept.intact if one.seq <= snapshot.seq and one.version == snapshot.version]
+    path, previous = leading[0] if leading else (None, None)
+    is_newest = path is not None and not path.name.endswith(PREVIOUS)
+    _replace(disk, files, snapshot, path if is_newest else None, zstd=zstd)
+    return previous
+
+
+def _replace(
+    disk: Disk, files: StreamFiles, snapshot: StoredSnapshot, previous: PurePath | None, *, zstd: bool
+) -> None:
     header = _Header(snapshot.model, snapshot.version, snapshot.seq, now(), snapshot.digest)
     data = _rendered(header, snapshot.body)
     plain = files.snapshot(snapshot.model)
-    packed = _packed(plain)
-    _replace_gently(disk, packed if zstd else plain, compressed(data) if zstd else data)
-    # The other form is older now. Where it cannot be removed, its lower seq tells.
-    with suppress(OSError):
-        disk.remove(plain if zstd else packed)
+    path, other = (_packed(plain), plain) if zstd else (plain, _packed(plain))
+    temp = _write_proven(disk, path, compressed(data) if zstd else data, snapshot.model)
+    needless = [other]
+    try:
+        if previous is not None:
+            disk.rename(previous, _previous(previous))
+            needless.append(_previous(other if previous == path else path))
+        disk.rename(temp, path)
+    except BaseException:
+        with suppress(OSError):
+            disk.remove(temp)
+        raise
+    disk.sync_directory(path.parent)
+    for older in needless:
+        # Where the other form cannot be removed, its lower seq tells that it is older.
+        with suppress(OSError):
+            disk.remove(older)
 
 
-def _replace_gently(disk: Disk, path: PurePath, data: bytes) -> None:
-    """`replace_durably` in pieces: one flush of a large file would hold up the flushes of all writers beside it."""
+def _write_proven(disk: Disk, path: PurePath, data: bytes, model: str) -> PurePath:
+    """Write a snapshot to a temporary file, and read it back. In pieces: one flush of a large file would hold up the
+    flushes of all writers beside it.
+
+    Raises:
+        OSError: it cannot be written, or what is read is not what was written.
+    """
     temp = disk.temp_name(path)
     file = disk.create(temp)
     try:
@@ -76,51 +134,66 @@ def _replace_gently(disk: Disk, path: PurePath, data: bytes) -> None:
             for offset in range(0, len(data), _piece_bytes):
                 file.append(data[offset : offset + _piece_bytes])
                 file.sync()
-        disk.rename(temp, path)
-    except BaseException:
+        _decoded(disk.read(temp), path, model)
+    except BaseException as error:
         with suppress(OSError):
             disk.remove(temp)
+        if isinstance(error, CorruptSnapshot):
+            message = f"what was read back of a new snapshot is not what was written: {error}"
+            raise OSError(errno.EIO, message, str(path)) from error
         raise
-    disk.sync_directory(path.parent)
+    return temp
 
 
-def find_snapshot(disk: Disk, files: StreamFiles, model: str) -> StoredSnapshot | None:
-    """The newest snapshot of a model.
+def find_snapshots(disk: Disk, files: StreamFiles, model: str) -> Kept:
+    """The snapshots of a model.
 
     Raises:
-        SnapshotTooNew: a newer Runstate wrote it.
-        CorruptSnapshot: what is in the file is no snapshot.
+        SnapshotTooNew: a newer Runstate wrote one.
     """
-    found: StoredSnapshot | None = None
-    for path in (files.snapshot(model), _packed(files.snapshot(model))):
-        snapshot = _read(disk, path, model)
-        if snapshot is not None and (found is None or snapshot.seq > found.seq):
-            found = snapshot
-    return found
+    plain = files.snapshot(model)
+    kept = Kept([], [])
+    for paths in ((plain, _packed(plain)), (_previous(plain), _previous(_packed(plain)))):
+        found = []
+        for path in paths:
+            try:
+                snapshot = read_snapshot(disk, path, model)
+            except CorruptSnapshot as error:
+                kept.corrupt.append(error)
+            else:
+                found += [] if snapshot is None else [(path, snapshot)]
+        kept.intact.extend(sorted(found, key=lambda one: -one[1].seq))
+    return kept
 
 
 def snapshot_paths(disk: Disk, files: StreamFiles) -> list[PurePath]:
     """All snapshot files of a stream."""
-    names = names_in(disk, files.home)
-    return [files.home / n for n in names if n.startswith("snapshot.") and n.endswith((".json", ".json.zst"))]
+    return [files.home / name for name in names_in(disk, files.home) if _own_name.fullmatch(name)]
 
 
-def check_snapshot(disk: Disk, path: PurePath) -> int | None:
-    """The seq of the snapshot in a file; None where it is gone.
+def read_snapshot(disk: Disk, path: PurePath, model: str | None) -> StoredSnapshot | None:
+    """The snapshot in a file, of this model or of any; None where the file is gone.
 
     Raises:
         SnapshotTooNew, CorruptSnapshot: what is wrong with it.
     """
-    snapshot = _read(disk, path, None)
-    return None if snapshot is None else snapshot.seq
+    data = read_or_none(disk, path)
+    return None if data is None else _decoded(data, path, model)
 
 
-def snapshot_seqs(disk: Disk, files: StreamFiles) -> list[int]:
-    """The seqs of all snapshots that can be read."""
+def checkpointed_model(disk: Disk, files: StreamFiles, model: str) -> str | None:
+    """The model whose snapshots lead up to what a stream begins with: its own, if that ever had one; None: any."""
+    own = files.snapshot(model).name if model else ""
+    return model if own and any(name.startswith(own) for name in names_in(disk, files.home)) else None
+
+
+def snapshot_seqs(disk: Disk, files: StreamFiles, model: str | None = None) -> list[int]:
+    """The seqs of all snapshots of a model, or of all models, that can be read."""
     found = []
     for path in snapshot_paths(disk, files):
         with suppress(SnapshotTooNew, CorruptSnapshot):
-            found.append(check_snapshot(disk, path) or 0)
+            snapshot = read_snapshot(disk, path, model)
+            found.append(0 if snapshot is None else snapshot.seq)
     return found
 
 
@@ -128,17 +201,18 @@ def _packed(path: PurePath) -> PurePath:
     return path.with_name(path.name + ".zst")
 
 
+def _previous(path: PurePath) -> PurePath:
+    return path.with_name(path.name + PREVIOUS)
+
+
 def _rendered(header: _Header, body: bytes) -> bytes:
     members = msgspec.json.encode(header)[1:-1]
     return b'{"format":%d,"sum":"%08x",%b,"state":%b}\n' % (snapshot_format, crc32c(members), members, body)
 
 
-def _read(disk: Disk, path: PurePath, model: str | None) -> StoredSnapshot | None:
-    data = read_or_none(disk, path)
-    if data is None:
-        return None
+def _decoded(data: bytes, path: PurePath, model: str | None) -> StoredSnapshot:
     try:
-        data = decompressed(data) if path.suffix == ".zst" else data
+        data = decompressed(data) if path.name.removesuffix(PREVIOUS).endswith(".zst") else data
         # By its beginning alone: to parse a large state would hold up every thread.
         form = int(match[1]) if (match := _form.match(data)) else 0
         if form > snapshot_format:

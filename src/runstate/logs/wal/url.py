@@ -11,7 +11,7 @@ from runstate.logs.wal.options import read_options
 
 
 def open_url(url: str, *, create: bool = True) -> WalLog:
-    """`wal:DIR?flush_interval_ms=10&flush_entries=100&history=drop|archive&compress=none|zstd`.
+    """`wal:DIR?flush_interval_ms=10&flush_entries=100&history=drop|archive&compress=none|zstd&remembered_keys=10000`.
 
     Raises:
         InvalidUrl: what is wrong with it.

@@ -9,12 +9,23 @@ from runstate.logs.disk import Disk
 from runstate.logs.log import Finding
 from runstate.logs.sealed import unsealed
 from runstate.logs.wal.archive import verify_segments
+from runstate.logs.wal.coverage import find_lost
 from runstate.logs.wal.entries import Damage, whole_entry
 from runstate.logs.wal.files import StreamFiles, read_or_none
+from runstate.logs.wal.findings import (
+    EVENTS_MISSING,
+    FILE_DAMAGED,
+    SNAPSHOT_CORRUPT,
+    TORN_TAIL,
+    damage_finding,
+    damaged,
+)
 from runstate.logs.wal.ledger import Ledger, OldKeys, read_ledger
-from runstate.logs.wal.reading import View, damage_finding, damaged, numbered_lines
-from runstate.logs.wal.recovery import EVENTS_MISSING, TORN_TAIL, check_beginning, salvage
-from runstate.logs.wal.snapshots import CorruptSnapshot, check_snapshot, snapshot_paths
+from runstate.logs.wal.lines import numbered_lines
+from runstate.logs.wal.reading import View
+from runstate.logs.wal.recovery import check_beginning, salvage
+from runstate.logs.wal.salvage import SET_ASIDE
+from runstate.logs.wal.snapshots import CorruptSnapshot, read_snapshot, snapshot_paths
 
 
 def verify_stream(disk: Disk, files: StreamFiles, ledger: Ledger | None, view: View | None) -> Iterator[Finding]:
@@ -53,6 +64,8 @@ def verify_stream(disk: Disk, files: StreamFiles, ledger: Ledger | None, view: V
     if ledger is not None and last_seq < ledger.last_seq:
         message = f"There were events up to {ledger.last_seq}, now there are none behind {last_seq}"
         yield Finding(code=EVENTS_MISSING, message=message, stream=files.stream, seq=last_seq + 1)
+    if (lost := find_lost(disk, files, now)) is not None:
+        yield lost.finding(files.stream)
     yield from verify_segments(disk, files)
     yield from _beside(disk, files)
 
@@ -67,6 +80,9 @@ def _with_loss(view: View, finding: Finding) -> Finding:
 def _remains(files: StreamFiles, view: View, last_seq: int) -> Iterator[Finding]:
     """What stands behind the last whole append, unless it is the plain stub that every killed writer may leave."""
     remnant = view.remnant()
+    if view.lacks_newline:
+        message = f"Event {last_seq} lacks its newline; it is read all the same, and the next append adds it"
+        yield Finding(code=TORN_TAIL, message=message, severity="warning", stream=files.stream, seq=last_seq)
     if b"\0" in remnant or (remnant and salvage(files.stream, remnant, last_seq or None)):
         yield Finding(
             code=TORN_TAIL,
@@ -83,17 +99,24 @@ def _beside(disk: Disk, files: StreamFiles) -> Iterator[Finding]:
         data = read_or_none(disk, path)
         if data is not None and unsealed(data, kind) is None:
             yield Finding(
-                code="log.file_damaged",
-                message=f"{path.name} was changed; it is written again with the next checkpoint",
+                code=FILE_DAMAGED,
+                message=f"{path.name} was changed; it is written again by 'runstate repair', or the next checkpoint",
                 severity="warning",
                 stream=files.stream,
             )
+    if (aside := read_or_none(disk, files.salvaged)) is not None:
+        count = aside.count(b"\n")
+        message = f"{files.salvaged.name} holds {count} events that a repair set aside; remove it once it is not needed"
+        yield Finding(code=SET_ASIDE, message=message, severity="warning", stream=files.stream)
+    yield from _verify_snapshots(disk, files)
+
+
+def _verify_snapshots(disk: Disk, files: StreamFiles) -> Iterator[Finding]:
     for path in snapshot_paths(disk, files):
         try:
-            check_snapshot(disk, path)
+            read_snapshot(disk, path, None)
         except SnapshotTooNew as error:
             yield Finding(code=error.code, message=str(error), severity="warning", stream=files.stream)
         except CorruptSnapshot as error:
-            yield Finding(
-                code="snapshot.corrupt", message=f"{error}; the next recovery keeps it as .bak", stream=files.stream
-            )
+            message = f"{error}; the next recovery keeps it as .bak"
+            yield Finding(code=SNAPSHOT_CORRUPT, message=message, stream=files.stream, details={"path": str(path)})

@@ -18,16 +18,19 @@ from msgspec import UNSET
 
 from runstate.errors import AppendOutcomeUnknown, LogClosed, RunstateError, StreamDeleted
 from runstate.logs import disk as files_door
-from runstate.logs.directories import create_in, translate
+from runstate.logs.directories import translate
 from runstate.logs.disk import Disk
+from runstate.logs.file_proof import FileChanged, check_in_place, file_lost
 from runstate.logs.log import AppendResult, Finding, Record
 from runstate.logs.tombstone_files import find_tombstone
 from runstate.logs.wal.buffer import Buffer
 from runstate.logs.wal.files import StreamFiles
+from runstate.logs.wal.flushing import create_locked, write_flushed
+from runstate.logs.wal.held import Held
 from runstate.logs.wal.ledger import reserve_step, write_ledger
 from runstate.logs.wal.options import WalOptions
 from runstate.logs.wal.reading import View
-from runstate.logs.wal.recovery import Held, load
+from runstate.logs.wal.recovery import load
 from runstate.logs.wal.tickets import Batch, Job, Outcome, Ticket, Waiter
 from runstate.models.model import Draft
 
@@ -77,14 +80,14 @@ class Writer:
         with self.gate:
             return self.loaded()
 
-    def loaded(self) -> Held:
-        """`load`, for a caller who holds the gate."""
+    def loaded(self, *, salvage: bool = False) -> Held:
+        """`load`, for a caller who holds the gate. `salvage`: see `recovery.load`."""
         if self._is_poisoned:
             raise LogClosed(f"A flush of {self.files.stream!r} failed, and nobody knows what is stored; reopen the log")
         if self.closed:
             raise Gone
         if self.held is None:
-            self.held = load(self.disk, self.files, self._report)
+            self.held = load(self.disk, self.files, self._report, salvage=salvage)
             self._buffer.rewind(self.held)
         return self.held
 
@@ -237,8 +240,10 @@ class Writer:
                 self._pass_on()
 
     @contextmanager
-    def quiet(self) -> Iterator[Held]:
+    def quiet(self, *, is_read_again: bool = False, salvage: bool = False) -> Iterator[Held]:
         """Nothing is buffered and nobody appends while the block runs. The caller leads.
+
+        If the stream `is_read_again`, whatever was known of it is forgotten first. `salvage`: see `recovery.load`.
 
         Raises:
             Gone, LogClosed, OSError: as `load`.
@@ -247,7 +252,9 @@ class Writer:
             self.write_out()
             with self.gate:
                 if self._buffer.is_empty:
-                    yield self.loaded()
+                    if is_read_again:
+                        self.forget()
+                    yield self.loaded(salvage=salvage)
                     return
 
     def write_out(self) -> None:
@@ -322,23 +329,15 @@ class Writer:
             return LogClosed()
         try:
             if held.file is None:
-                held.file = create_in(self.disk, self.files.wal)
+                held.file = create_locked(self.disk, self.files.wal)
+            else:
+                check_in_place(self.disk, self.files.wal, held.file, held.end)
             self._reserve(held, last.seq, batch.model)
+        except FileChanged as error:
+            return file_lost(error)
         except OSError as error:
             return translate(error)
-        try:
-            held.file.append(b"".join(batch.lines))
-        except OSError as error:
-            if self._take_back(held.end):
-                return translate(error)
-            return AppendOutcomeUnknown(f"A write failed ({error}), and could not be taken back")
-        try:
-            held.file.sync()
-        except OSError as error:
-            # The kernel may have dropped the pages. Cut them off now: nobody may take them for stored.
-            self._take_back(held.end)
-            return AppendOutcomeUnknown(f"A flush failed ({error}); open the log again and send the same keys")
-        return None
+        return write_flushed(self.disk, self.files.wal, held.file, held.end, b"".join(batch.lines))
 
     def _reserve(self, held: Held, seq: int, model: str) -> None:
         """Make sure that no seq up to this one is ever given out again, and that the stream records its model."""
@@ -358,18 +357,6 @@ class Writer:
                 ledger = msgspec.structs.replace(held.ledger, **changes)
                 write_ledger(self.disk, self.files, ledger)
                 held.ledger = ledger
-
-    def _take_back(self, end: int) -> bool:
-        """Cut the file back to what is durable, by a handle of its own: the old one may be poisoned."""
-        try:
-            with closing(self.disk.open(self.files.wal)) as file:
-                if file.size() > end:
-                    file.truncate(end)
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-        return True
 
     # --- letting go ----------------------------------------------------------------------------------------
 

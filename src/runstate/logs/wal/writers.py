@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,7 +14,12 @@ from runstate.errors import LogClosed
 from runstate.logs.directories import lock_in, translate, translated
 from runstate.logs.disk import Disk, File
 from runstate.logs.log import Finding
+from runstate.logs.wal.entries import Damage
 from runstate.logs.wal.files import StreamFiles
+from runstate.logs.wal.findings import damaged
+from runstate.logs.wal.held import Held
+from runstate.logs.wal.ledger import read_ledger
+from runstate.logs.wal.lines import last_entry
 from runstate.logs.wal.options import WalOptions
 from runstate.logs.wal.reading import extent
 from runstate.logs.wal.writer import Gone, Writer
@@ -32,8 +38,50 @@ class OpenedWal(NamedTuple):
     end: int
     size: int
     """Of the file when it was opened; what stands behind `end` is no whole append."""
+    known_seq: int
+    """Entries up to this one were durable; 0: this process writes to the stream, and has reported what is missing."""
     token: tuple[Writer, int] | None
     """Who writes to it, and to which of the files that it has had; None: somebody else may."""
+
+
+def _check_own(files: StreamFiles, file: File, held: Held) -> None:
+    """Check that a file is the one that this process writes to, as far as it was written.
+
+    Raises:
+        LogDamaged: it was replaced, or cut short.
+    """
+    is_own = held.file is None or file.identity() == held.file.identity()
+    if is_own and file.size() >= held.end:
+        return
+    what = f"has {file.size()} bytes, less than were written to it" if is_own else "was replaced by another file"
+    file.close()
+    message = f"{files.wal.name} {what}, while this process writes to it"
+    raise damaged(files.stream, Damage("log.file_changed", message), held.tail_seq, 0)
+
+
+class EndedDescriptor:
+    """A WAL to read, with a newline behind its last byte."""
+
+    def __init__(self, file: File, size: int) -> None:
+        self._file, self._size = file, size
+        self.identity, self.close = file.identity, file.close
+
+    def read(self, offset: int, size: int) -> bytes:
+        data = self._file.read_at(offset, max(0, min(size, self._size - offset)))
+        return data + b"\n" if offset <= self._size < offset + size else data
+
+    def size(self) -> int:
+        return self._size + 1
+
+    def write(self, data: memoryview) -> int:
+        raise OSError(errno.EBADF, "this file is only read")
+
+    def truncate(self, size: int) -> None:
+        raise OSError(errno.EINVAL, "this file is only read")
+
+    def flush(self) -> None: ...
+
+    def lock(self) -> None: ...
 
 
 class Writers:
@@ -157,6 +205,8 @@ class Writers:
     def opened(self, stream: str) -> OpenedWal | None:
         """A stream's WAL, up to where it is durable; None where there is none."""
         files = StreamFiles(self._root, stream)
+        # Before the WAL: what the ledger knows is in it by then.
+        known_seq = 0 if stream in self._open else self._known_seq(files)
         try:
             while True:
                 writer = self._open.get(stream)
@@ -164,7 +214,8 @@ class Writers:
                     with writer.gate:
                         if writer.held is not None:
                             file = self._disk.open(files.wal, read_only=True)
-                            return OpenedWal(file, writer.held.end, writer.held.end, (writer, writer.generation))
+                            _check_own(files, file, writer.held)
+                            return OpenedWal(file, writer.held.end, writer.held.end, 0, (writer, writer.generation))
                 file = self._disk.open(files.wal, read_only=True)
                 writer = self._open.get(stream)
                 if writer is None or writer.held is None:
@@ -174,10 +225,20 @@ class Writers:
             return None
         try:
             size = file.size()
-            return OpenedWal(file, extent(stream, file, size), size, None)
+            if size and file.read_at(size - 1, 1) != b"\n":
+                for end in (size, size - 1):
+                    if last_entry(stream, file, end) is not None and file.read_at(end - 1, 1) != b"\n":
+                        # The last entry has no newline, or something else in its place. It is read as if it had one.
+                        file, size = File(EndedDescriptor(file, end), files.wal), end
+                        break
+            return OpenedWal(file, extent(stream, file, file.size(), lambda: known_seq), size, known_seq, None)
         except BaseException:
             file.close()
             raise
+
+    def _known_seq(self, files: StreamFiles) -> int:
+        ledger = read_ledger(self._disk, files)
+        return 0 if ledger is None else ledger.last_seq
 
     def end_of(self, stream: str, token: object) -> int | None:
         """Where a WAL that was opened before ends now; None where it must be opened again."""

@@ -17,13 +17,14 @@ from uuid import uuid4
 import msgspec
 
 from runstate.errors import InvalidEvent, InvalidTransition, LogClosed, RunstateError, SequenceConflict
+from runstate.logs.buffering import Ticket
 from runstate.logs.log import EventLog
 from runstate.models.daemon import DAEMON, DaemonEvent, MaterializedState
 from runstate.models.daemon.events import default_daemon, tag_of
 from runstate.models.daemon.evolve import apply
 from runstate.models.daemon.refusals import refusal
 from runstate.models.model import Draft
-from runstate.runtimes.daemon.journal import Journal, Ticket, nothing
+from runstate.runtimes.daemon.journal import Journal, nothing
 from runstate.runtimes.daemon.leases import Clock, Leases
 from runstate.runtimes.daemon.lines import Lines
 

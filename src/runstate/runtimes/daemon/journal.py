@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
-from runstate.errors import SnapshotTooNew, Truncated
+from runstate.errors import LogDamaged, SnapshotTooNew, Truncated
+from runstate.logs.buffering import BufferingLog, Ticket
 from runstate.logs.log import AppendResult, EventLog, Record, StoredSnapshot
+from runstate.logs.unfoldable import locate, unfoldable
 from runstate.models.canonical import digest
 from runstate.models.daemon import DAEMON, MaterializedState
 from runstate.models.daemon.state import pieces
 from runstate.models.model import Draft
-
-
-class Ticket(Protocol):
-    """An append on its way to the disk."""
-
-    @property
-    def results(self) -> list[AppendResult]: ...
-
-    def wait(self, timeout: float | None = None) -> list[AppendResult]: ...
 
 
 class _Done:
@@ -45,20 +37,18 @@ class Journal:
             LogBusy: another daemon has this stream.
         """
         self.log, self._stream = log, stream
-        self._append_buffered = getattr(log, "append_buffered", None)
-        self._checkpoint = getattr(log, "checkpoint", log.save_snapshot)
-        self._known = getattr(log, "known", None)
-        recover = getattr(log, "recover", None)
-        if recover is not None:
-            recover(stream)  # Takes the lock: whoever comes second learns it now, and not with its first event.
+        self._buffer = log if isinstance(log, BufferingLog) else None
+        self._checkpoint = log.save_snapshot if self._buffer is None else self._buffer.checkpoint
+        if self._buffer is not None:
+            self._buffer.recover(stream)  # Takes the lock: a second daemon learns it now, and not with its first event.
 
     def check_open(self) -> None:
         """
         Raises:
             LogClosed: the log takes nothing more.
         """
-        if self._known is not None:
-            self._known(self._stream, "")
+        if self._buffer is not None:
+            self._buffer.known(self._stream, "")
 
     def load(self) -> tuple[MaterializedState, int]:
         """The state that is durable, and its seq."""
@@ -70,16 +60,14 @@ class Journal:
         Raises:
             SequenceConflict: the stream is not there: an earlier append has failed, or somebody else writes to it.
         """
-        if self._append_buffered is None:
+        if self._buffer is None:
             return _Done(self.log.append(self._stream, drafts, expected_seq=expected_seq))
-        ticket: Ticket = self._append_buffered(self._stream, drafts, expected_seq=expected_seq)
-        return ticket
+        return self._buffer.append_buffered(self._stream, drafts, expected_seq=expected_seq)
 
     def known(self, key: str) -> int | None:
         """The seq of the event that has this key, durable or not yet."""
-        if self._known is not None:
-            found: int | None = self._known(self._stream, key)
-            return found
+        if self._buffer is not None:
+            return self._buffer.known(self._stream, key)
         record = self.log.find(self._stream, key)
         return None if record is None else record.seq
 
@@ -109,6 +97,8 @@ def load_state(log: EventLog, stream: str) -> tuple[MaterializedState, int]:
 
     Raises:
         SnapshotTooNew: a newer version of the model wrote the snapshot; it was left untouched.
+        InvalidEvent: an intact line is no event of a daemon; the error names its seq.
+        LogDamaged: the events before the first one were dropped, and no checkpoint that holds their state is intact.
     """
     while True:
         stored, info = _stored(log, stream), log.stream(stream)
@@ -117,24 +107,39 @@ def load_state(log: EventLog, stream: str) -> tuple[MaterializedState, int]:
         last_seq = max(seq, last_seq)
         try:
             return DAEMON.fold(state, log.lines(stream, after_seq=seq, until_seq=last_seq)), last_seq
-        except Truncated:
+        except unfoldable as error:
+            raise locate(log, DAEMON, stream, seq, error) from error
+        except Truncated as truncated:
             # A checkpoint has dropped these events meanwhile. Where none has, they are missing.
-            if _stored(log, stream) == stored:
-                raise
+            if (again := _stored(log, stream)) != stored:
+                continue
+            if again is not None or log.load_snapshot(stream, DAEMON.name) is None:
+                first_seq = int(truncated.details["first_seq"])
+                raise LogDamaged(
+                    f"The events of {stream!r} before seq {first_seq} were dropped, and no checkpoint that holds their "
+                    "state is intact. "
+                    f"'runstate daemon tail' shows the events from seq {first_seq} on; 'runstate daemon repair' lets "
+                    "the daemon go on with them alone, and --dry-run tells what is lost",
+                    stream=stream,
+                    first_seq=first_seq,
+                ) from truncated
+            raise  # The snapshot is of an older version of the model.
 
 
 def _stored(log: EventLog, stream: str) -> StoredSnapshot | None:
-    """The snapshot on file, if this version of the model wrote it.
+    """The snapshot on file, if it is intact and this version of the model wrote it.
 
     Raises:
         SnapshotTooNew: a newer one did. To go on without it would be to write over it.
     """
     found = log.load_snapshot(stream, DAEMON.name)
-    if found is not None and found.version > DAEMON.version:
+    if found is None or not found.is_intact:
+        return None
+    if found.version > DAEMON.version:
         raise SnapshotTooNew(
             f"The snapshot of {stream!r} is of version {found.version} of the daemon's model, this Runstate reads up "
             f"to {DAEMON.version}; upgrade Runstate to go on with it. It was left untouched",
             stream=stream,
             version=found.version,
         )
-    return found if found is not None and found.version == DAEMON.version else None
+    return found if found.version == DAEMON.version else None

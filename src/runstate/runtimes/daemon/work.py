@@ -17,6 +17,7 @@ from uuid import uuid4
 import msgspec
 
 from runstate.errors import InvalidTransition
+from runstate.logs.buffering import Ticket
 from runstate.models.daemon import DaemonEvent, MaterializedState, QueueItem, scoped
 from runstate.models.daemon.events import (
     QueueCompleted,
@@ -31,7 +32,6 @@ from runstate.models.daemon.events import (
 )
 from runstate.models.model import Draft, stable_uuid
 from runstate.runtimes.daemon.decisions import Bell, Decisions
-from runstate.runtimes.daemon.journal import Ticket
 from runstate.runtimes.daemon.leases import Lease
 
 nap_s_max = 3600.0

@@ -22,7 +22,8 @@ import msgspec
 from msgspec import UNSET, Meta
 
 from runstate.errors import BlobNotFound, InvalidEvent, KeyMismatch, RunstateError, StreamNotFound
-from runstate.logs.log import BlobRef, EventLog, Record, blob_refs
+from runstate.logs.blob_refs import blob_refs
+from runstate.logs.log import BlobRef, EventLog, Record
 from runstate.models.canonical import canonical, digest, embed, parse
 from runstate.models.session import SESSION
 from runstate.models.session.events import SessionEvent

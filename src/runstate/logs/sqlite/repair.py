@@ -1,0 +1,59 @@
+"""Repairing a stream of a SQLite log: damaged rows go to a table of their own, and its head says what is left."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from runstate.errors import StreamNotFound
+from runstate.logs.log import Finding, now
+from runstate.logs.row_repair import RowRepair, plan_repair, set_aside_table
+from runstate.logs.sqlite.damaged_text import fetch_rows
+from runstate.logs.stored_rows import is_intact, record_columns
+
+_columns = "position, stream_id, seq, event_id, type, key, tenant, emitted_at, persisted_at, crc, body"
+# Without types or constraints: what is damaged may be anything.
+_create = f"CREATE TABLE IF NOT EXISTS {set_aside_table} ({_columns}, stream, set_aside_at)"
+_keep = f"INSERT INTO {set_aside_table} SELECT {_columns}, ?, ? FROM events WHERE stream_id = ? AND seq = ?"
+_head = """
+SELECT id, stream, tenant, last_seq, events, first_persisted_at, last_persisted_at, model FROM streams WHERE stream = ?
+"""
+_rows = f"SELECT {record_columns} FROM events e WHERE stream_id = ? ORDER BY seq"
+_put_head = """
+INSERT INTO streams (id, stream, tenant, last_seq, events, first_persisted_at, last_persisted_at, model)
+SELECT ?, ?, ?, ?, ?,
+    (SELECT persisted_at FROM events WHERE stream_id = ?1 ORDER BY seq LIMIT 1),
+    (SELECT persisted_at FROM events WHERE stream_id = ?1 ORDER BY seq DESC LIMIT 1), ?
+"""
+
+
+def repair_stream(connection: sqlite3.Connection, stream: str, *, dry_run: bool, salvage: bool) -> list[Finding]:
+    """What was done, or would be. The caller has begun a transaction, unless it is a dry run.
+
+    Raises:
+        StreamNotFound: there is no such stream.
+    """
+    head = connection.execute(_head, (stream,)).fetchone()
+    if head is None:
+        raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
+    stream_id, last_seq, events = head[0], head[3], head[4]
+    rows = [(row[0], is_intact(row)) for row in fetch_rows(connection, _rows, (stream_id,))]
+    plan = plan_repair(rows, last_seq, events, salvage=salvage)
+    if plan is None:
+        return []
+    if not dry_run:
+        _apply(connection, head, plan)
+    return [plan.finding(stream)]
+
+
+def _apply(connection: sqlite3.Connection, head: tuple[object, ...], plan: RowRepair) -> None:
+    stream_id, stream, tenant, *_, model = head
+    connection.execute(_create)
+    # The head goes first: a trigger refuses to delete events of a stream that is there.
+    connection.execute("DELETE FROM streams WHERE id = ?", (stream_id,))
+    connection.execute("DELETE FROM snapshots WHERE stream_id = ?", (stream_id,))
+    moment = now()
+    for seq in plan.set_aside:
+        connection.execute(_keep, (stream, moment, stream_id, seq))
+        connection.execute("DELETE FROM events WHERE stream_id = ? AND seq = ?", (stream_id, seq))
+    if plan.kept:
+        connection.execute(_put_head, (stream_id, stream, tenant, plan.kept[-1], len(plan.kept), model))
