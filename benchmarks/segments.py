@@ -24,10 +24,10 @@ from benchmarks.case import Case, Side, Thunk
 from benchmarks.measure import measure
 from benchmarks.report import as_data, machine_facts, print_facts, print_table
 from benchmarks.workload import append_new
+from runstate.conformance.simulated_disk import SimulatedDisk
 from runstate.logs.log import BlobRef
 from runstate.logs.segments import SegmentsLog
 from runstate.logs.segments.compaction import Limits
-from runstate.logs.simulated_disk import SimulatedDisk
 from runstate.models.canonical import digest
 from runstate.models.model import Draft
 from runstate.models.session import SESSION

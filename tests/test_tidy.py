@@ -91,7 +91,7 @@ def only_the_disk_opens_files(source: Source) -> Offences:
     ):
         return
     opening = r"\bos\.(open|write|rename|replace|fsync|unlink)\(|(?<![.\w])open\(|\.write_bytes\("
-    yield from source.matches(opening, "{}…) bypasses runstate.logs.disk")
+    yield from source.matches(opening, "{}…) bypasses runstate.storage.disk")
 
 
 rules: list[tuple[Callable[[Source], Offences], str, str]] = [

@@ -19,12 +19,12 @@ from uuid import uuid4
 import msgspec
 
 from runstate.errors import InvalidUrl, LogBusy, LogFailed, LogNotFound, NotALog, shown_url
-from runstate.logs.disk import LockBusy, RealDisk, make_directories
 from runstate.logs.log import Position, now
-from runstate.logs.permissions import denial, is_writable, not_writable
 from runstate.logs.sqlite.readers import ReadOnlyReaders, can_write
-from runstate.logs.target_directory import check_target
 from runstate.models.model import Alert
+from runstate.storage.disk import LockBusy, RealDisk, make_directories
+from runstate.storage.permissions import denial, is_writable, not_writable
+from runstate.storage.target_directory import check_target
 
 file_name = "logbook.db"
 _own_files = re.compile(r"logbook\.lock|\.lock|logbook\.db-(wal|shm|journal)")

@@ -37,8 +37,8 @@ from runstate.logs.archive.packs import ArchivedRun, Unfit, encode_line
 from runstate.logs.archive.reading import Contents, Copy, is_intact
 from runstate.logs.archive.writing import PackWriter, settle
 from runstate.logs.archived_streams import check_not_older
-from runstate.logs.directories import DirectoryLog
 from runstate.logs.log import Capability, EventLog, Record, StreamInfo, Tombstone, now
+from runstate.logs.stream_directories import DirectoryLog
 from runstate.logs.stream_models import check_model
 from runstate.models.model import AnyModel
 from runstate.store import Store

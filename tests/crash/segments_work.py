@@ -8,13 +8,13 @@ from pathlib import PurePosixPath
 import msgspec
 
 from runstate.conformance.notes import findings, keys, note, stored
+from runstate.conformance.simulated_disk import SimulatedDisk
 from runstate.logs.blob_refs import blob_refs
 from runstate.logs.log import BlobRef
 from runstate.logs.segments import SegmentsLog
 from runstate.logs.segments.compaction import Limits
 from runstate.logs.segments.files import SessionFiles
 from runstate.logs.segments.verify import examine
-from runstate.logs.simulated_disk import SimulatedDisk
 from runstate.models.canonical import digest
 from runstate.models.model import Draft
 

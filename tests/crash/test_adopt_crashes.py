@@ -18,10 +18,10 @@ from tests.crash.test_ndjson_crashes import (
 )
 
 from runstate.conformance.notes import findings, keys, stored
+from runstate.conformance.simulated_disk import Operation, SimulatedDisk, every_crash, every_kill
 from runstate.errors import AppendOutcomeUnknown, LogFailed
 from runstate.logs.log import Record
 from runstate.logs.ndjson import NdjsonLog
-from runstate.logs.simulated_disk import Operation, SimulatedDisk, every_crash, every_kill
 
 
 def held_elsewhere(form: Form) -> list[Record]:

@@ -18,13 +18,13 @@ from tests.fleets import histories
 
 import runstate
 from runstate.conformance.notes import stored
+from runstate.conformance.simulated_disk import Operation, SimulatedDisk, every_crash, every_kill
 from runstate.errors import LogFull, LogNotFound, NotALog, RunstateError
 from runstate.logs.archive import ArchiveLog, writing
 from runstate.logs.archive.directory import ArchiveDirectory
 from runstate.logs.log import EventLog, Record
 from runstate.logs.ndjson import NdjsonLog
 from runstate.logs.registry import open_log
-from runstate.logs.simulated_disk import Operation, SimulatedDisk, every_crash, every_kill
 from runstate.models.rundir import RUNDIR, RunEvent
 from runstate.retention import Archiver, Archiving, RunOutcome, infos
 

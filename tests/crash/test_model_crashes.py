@@ -8,11 +8,11 @@ from pathlib import PurePosixPath
 import pytest
 
 from runstate.conformance.notes import note, notes
+from runstate.conformance.simulated_disk import SimulatedDisk, every_crash
 from runstate.errors import ModelMismatch
 from runstate.logs.log import EventLog
 from runstate.logs.ndjson import NdjsonLog
 from runstate.logs.segments import SegmentsLog
-from runstate.logs.simulated_disk import SimulatedDisk, every_crash
 from runstate.logs.wal import WalLog
 
 Opening = Callable[[SimulatedDisk], EventLog]

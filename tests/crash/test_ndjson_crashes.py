@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from runstate.conformance.notes import findings, keys, note, stored
+from runstate.conformance.simulated_disk import Operation, SimulatedDisk, every_crash, every_kill
 from runstate.errors import AppendOutcomeUnknown, LogFailed, LogFull, StreamNotFound
 from runstate.logs.log import StoredSnapshot
 from runstate.logs.ndjson import NdjsonLog
-from runstate.logs.simulated_disk import Operation, SimulatedDisk, every_crash, every_kill
 from runstate.models.canonical import digest
 from runstate.models.model import Draft
 from runstate.models.rundir import RUNDIR, RunEvent

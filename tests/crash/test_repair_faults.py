@@ -12,8 +12,8 @@ from tests.unit.logs.test_damage_matrix import Case, cases, damage_in, lines_of,
 from tests.unit.logs.test_segments_damage import put
 
 from runstate.conformance.notes import keys, stored
+from runstate.conformance.simulated_disk import Operation, SimulatedDisk, every_crash
 from runstate.errors import RunstateError
-from runstate.logs.simulated_disk import Operation, SimulatedDisk, every_crash
 
 operations: tuple[Operation, ...] = get_args(Operation)
 

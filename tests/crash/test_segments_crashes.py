@@ -24,10 +24,10 @@ from tests.crash.segments_work import (
 )
 
 from runstate.conformance.notes import findings, keys, stored
+from runstate.conformance.simulated_disk import Operation, SimulatedDisk, every_crash, every_kill
 from runstate.errors import AppendOutcomeUnknown, LogFailed, LogFull
 from runstate.logs.log import StoredSnapshot
 from runstate.logs.segments import SegmentsLog
-from runstate.logs.simulated_disk import Operation, SimulatedDisk, every_crash, every_kill
 from runstate.models.canonical import digest
 
 each_form = pytest.mark.parametrize("form", forms.values(), ids=list(forms))

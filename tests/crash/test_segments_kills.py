@@ -20,8 +20,8 @@ from tests.crash.segments_work import bare, blob_of, ref_of
 from runstate.conformance.notes import findings, keys, stored
 from runstate.errors import LogBusy
 from runstate.logs.blob_refs import blob_refs
-from runstate.logs.disk import File, RealDisk
 from runstate.logs.segments import SegmentsLog
+from runstate.storage.disk import File, RealDisk
 
 first = ["k0"]
 second = ["k1", "k2", "k3"]

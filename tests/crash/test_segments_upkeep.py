@@ -11,9 +11,9 @@ import pytest
 from tests.crash.segments_work import bare, blob_of, check_pinned, opened, ref_of, root, send
 
 from runstate.conformance.notes import findings, keys, note, stored
+from runstate.conformance.simulated_disk import Operation, SimulatedDisk, every_crash, every_kill
 from runstate.errors import AppendOutcomeUnknown, LogDamaged, LogFailed, LogFull, NotWritable
 from runstate.logs.segments import session as session_module
-from runstate.logs.simulated_disk import Operation, SimulatedDisk, every_crash, every_kill
 from runstate.models.canonical import digest
 
 many = [f"k{number}" for number in range(7)]

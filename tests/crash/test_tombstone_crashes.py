@@ -9,11 +9,11 @@ import pytest
 
 from runstate.conformance.claims.tombstones import tombstone_of
 from runstate.conformance.notes import keys, notes, stored
+from runstate.conformance.simulated_disk import Operation, SimulatedDisk, every_crash
 from runstate.errors import LogFailed, StreamDeleted
 from runstate.logs.log import EventLog
 from runstate.logs.ndjson import NdjsonLog
 from runstate.logs.segments import SegmentsLog
-from runstate.logs.simulated_disk import Operation, SimulatedDisk, every_crash
 from runstate.logs.wal import WalLog
 
 Opening = Callable[[SimulatedDisk], EventLog]

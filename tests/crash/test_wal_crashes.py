@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from runstate.conformance.notes import note, notes
+from runstate.conformance.simulated_disk import Operation, SimulatedDisk, every_crash, every_kill
 from runstate.errors import AppendOutcomeUnknown, LogClosed, LogFailed, LogFull, StreamNotFound
 from runstate.logs.log import StoredSnapshot
-from runstate.logs.simulated_disk import Operation, SimulatedDisk, every_crash, every_kill
 from runstate.logs.wal import WalLog
 from runstate.logs.wal.archive import segments
 from runstate.logs.wal.entries import proven_entry

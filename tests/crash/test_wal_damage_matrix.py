@@ -16,9 +16,9 @@ import msgspec
 import pytest
 
 from runstate.conformance.notes import notes
+from runstate.conformance.simulated_disk import SimulatedDisk
 from runstate.errors import LogDamaged, Truncated
 from runstate.logs.log import Finding, Record, StoredSnapshot
-from runstate.logs.simulated_disk import SimulatedDisk
 from runstate.logs.wal import WalLog
 from runstate.logs.wal.entries import proven_entry
 from runstate.logs.wal.options import WalOptions

@@ -30,9 +30,9 @@ from tests.pipeline.live_drivers import (
 
 from runstate.errors import InvalidUrl, LogBusy, LogNotFound, ModelFailed, ModelMismatch, Unsupported
 from runstate.logbook import Logbook
-from runstate.logs.disk import RealDisk
 from runstate.logs.registry import open_log
 from runstate.pipeline.source import register
+from runstate.storage.disk import RealDisk
 from runstate.store import open as open_store
 
 if TYPE_CHECKING:

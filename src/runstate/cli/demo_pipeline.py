@@ -13,10 +13,10 @@ from runstate.cli.demo_processes import kill, start_python
 from runstate.cli.output import words
 from runstate.cli.pipeline import check_spark
 from runstate.errors import Unsupported
-from runstate.logs.disk import RealDisk, make_directories, write_private
 from runstate.models.rundir import RUNDIR
 from runstate.runtimes.orchestrator import Graph, Job, Orchestrator, RunFailed
 from runstate.runtimes.orchestrator.pool import ThreadPool
+from runstate.storage.disk import RealDisk, make_directories, write_private
 from runstate.store import open as open_store
 
 _runs = 12

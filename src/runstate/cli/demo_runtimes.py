@@ -12,11 +12,11 @@ from pathlib import Path
 
 from runstate.cli.demo_processes import kill, start_python
 from runstate.cli.output import words
-from runstate.logs.disk import RealDisk, make_directories
 from runstate.models.session import SESSION, Projections
 from runstate.models.session.ids import RunId
 from runstate.runtimes.daemon import Client, Daemon, Server
 from runstate.runtimes.session import linear, open_sessions, unwrap
+from runstate.storage.disk import RealDisk, make_directories
 from runstate.store import open as open_store
 
 _sessions = 8

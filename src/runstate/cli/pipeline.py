@@ -18,11 +18,11 @@ from runstate.cli.output import counted, words, write_json
 from runstate.cli.progress_display import Display, showing
 from runstate.cli.tables import write_table
 from runstate.errors import LogFailed, RunstateError, Unsupported
-from runstate.logs.disk import RealDisk, make_directories
-from runstate.logs.target_directory import writing_to
 from runstate.models.rundir import RUNDIR, RunDirectory
 from runstate.runtimes.orchestrator import Orchestrator
 from runstate.runtimes.orchestrator.pool import ProcessPool
+from runstate.storage.disk import RealDisk, make_directories
+from runstate.storage.target_directory import writing_to
 from runstate.store import open as open_store
 
 if TYPE_CHECKING:

@@ -26,12 +26,12 @@ from runstate.logbook import Entry, Logbook
 from runstate.logs.pairing import check_model_is_used, default_name
 from runstate.logs.pending import Blocker, oldest_pending
 from runstate.logs.registry import open_log
-from runstate.logs.user_state import user_state_directory
 from runstate.metrics import serve_metrics
 from runstate.models.canonical import digest
 from runstate.models.registry import find_model
 from runstate.projector import Projector, lag_high_s
 from runstate.sinks import Projected, Sink, TellingSink
+from runstate.storage.user_state import user_state_directory
 from runstate.store import Store
 
 Urls = Annotated[list[str], typer.Argument(help="Where the logs are: sqlite:PATH, postgresql://…", show_default=False)]

@@ -8,8 +8,8 @@ import shlex
 from pathlib import Path
 
 from runstate.errors import InvalidSealKey
-from runstate.logs.disk import RealDisk, write_new
 from runstate.logs.keyed_seals import SealKey
+from runstate.storage.disk import RealDisk, write_new
 
 _file_bytes_max = 4096
 

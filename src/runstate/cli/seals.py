@@ -12,7 +12,6 @@ from runstate.cli.output import counted, numbered_lines, words, write_line
 from runstate.cli.progress_display import track
 from runstate.cli.seal_keys import create_key, read_key
 from runstate.errors import InvalidSeals, StreamNotFound, Truncated
-from runstate.logs.disk import RealDisk, write_new
 from runstate.logs.keyed_seals import (
     Seal,
     SealKey,
@@ -25,6 +24,7 @@ from runstate.logs.keyed_seals import (
 )
 from runstate.logs.log import EventLog, Finding
 from runstate.logs.registry import open_log
+from runstate.storage.disk import RealDisk, write_new
 
 KeyFile = Annotated[
     Path | None,

@@ -15,7 +15,6 @@ from runstate.cli.output import words, write_json, write_line
 from runstate.cli.progress_display import track
 from runstate.cli.tables import write_table
 from runstate.errors import StreamNotFound, Unsupported
-from runstate.logs.disk import RealDisk, write_new
 from runstate.logs.log import EventLog
 from runstate.logs.registry import open_log
 from runstate.models.session import SESSION, Projections, Session, ids
@@ -24,6 +23,7 @@ from runstate.runtimes.session import Keyring, Place, Sessions, Wanted, open_ses
 from runstate.runtimes.session.bundles import bundle_bytes_max
 from runstate.runtimes.session.checking import findings
 from runstate.runtimes.session.refusals import InvalidBundle, NodeNotFound
+from runstate.storage.disk import RealDisk, write_new
 from runstate.store import Store
 
 app = typer.Typer(

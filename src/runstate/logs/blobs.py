@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from runstate.logs.blob_refs import blob_digest, checked_blob
-from runstate.logs.directories import make_durable_directory
-from runstate.logs.disk import TEMP_SUFFIX, Disk, refuse_links, replace_durably
 from runstate.logs.log import BlobRef, Finding
 from runstate.models.canonical import digest
+from runstate.storage.directories import make_durable_directory
+from runstate.storage.disk import TEMP_SUFFIX, Disk, refuse_links, replace_durably
 
 
 class Blobs:

@@ -16,9 +16,9 @@ from zlib import crc32
 
 import msgspec
 
-from runstate.logs.disk import File
 from runstate.logs.log import Record
 from runstate.models.canonical import undecodable
+from runstate.storage.disk import File
 
 _newline = ord("\n")
 OPENING = b'{"seq":'

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 from typing import Literal
 
-from runstate.logs.directories import names_in
-from runstate.logs.disk import Disk
 from runstate.logs.log import Finding
+from runstate.storage.directories import names_in
+from runstate.storage.disk import Disk
 
 SET_ASIDE = "log.set_aside"
 Word = Literal["torn", "damaged", "salvaged", "unproven"]

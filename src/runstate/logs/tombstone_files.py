@@ -13,10 +13,11 @@ from pathlib import PurePath
 import msgspec
 
 from runstate.errors import InvalidStream, LogDamaged, StreamNotFound
-from runstate.logs.directories import directory_name, make_durable_directory, names_in
-from runstate.logs.disk import Disk, refuse_links, replace_durably, temp_target
 from runstate.logs.log import Finding, StreamInfo
+from runstate.logs.stream_directories import directory_name
 from runstate.logs.tombstones import Tombstone, decode_tombstone, encode_tombstone, if_counting
+from runstate.storage.directories import make_durable_directory, names_in
+from runstate.storage.disk import Disk, refuse_links, replace_durably, temp_target
 
 TOMBSTONES = ".tombstones"
 

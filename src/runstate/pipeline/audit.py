@@ -25,9 +25,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that users of Spark know
 
 from runstate.errors import InvalidUrl, LogDamaged, LogFailed, LogNotFound, LogTooNew, Unsupported
-from runstate.logs.disk import DIRECTORY_MODE, FILE_MODE, RealDisk, make_directories, temp_target
 from runstate.logs.log import Finding, now
-from runstate.logs.target_directory import cannot_write, check_target, remove_own
 from runstate.models.model import AnyModel
 from runstate.models.registry import resolve_model
 from runstate.pipeline.audit_walk import KeptSnapshots, Source, side_by_side
@@ -40,6 +38,8 @@ from runstate.pipeline.shards import Shard, cut
 from runstate.pipeline.snapshot_table import open_snapshot_table
 from runstate.pipeline.told import Told
 from runstate.pipeline.views import InvalidOption, Request, Task, View
+from runstate.storage.disk import DIRECTORY_MODE, FILE_MODE, RealDisk, make_directories, temp_target
+from runstate.storage.target_directory import cannot_write, check_target, remove_own
 
 finding_schema = pa.schema(
     [

@@ -18,7 +18,6 @@ from typing import BinaryIO
 
 import msgspec
 
-from runstate.logs.disk import write_private
 from runstate.models.canonical import undecodable
 from runstate.models.model import AnyModel
 from runstate.pipeline.plain_files import (
@@ -39,6 +38,7 @@ from runstate.pipeline.plain_files import (
 )
 from runstate.pipeline.sorted_files import TableDamaged
 from runstate.pipeline.table import Table
+from runstate.storage.disk import write_private
 
 _bytes_per_task = 32 << 20
 _bytes_per_task_max = 1 << 30

@@ -14,13 +14,13 @@ import msgspec
 from runstate.errors import RunstateError
 from runstate.following import aside_name, begun, tell_alerts
 from runstate.logbook import Entry, Logbook
-from runstate.logs.disk import RealDisk, replace_durably
 from runstate.logs.log import now
 from runstate.models.canonical import digest
 from runstate.pipeline.live import open_feed
 from runstate.pipeline.live_fold import Folded, Gathering, Target
 from runstate.projector import Projector
 from runstate.sinks import Projected, Sink
+from runstate.storage.disk import RealDisk, replace_durably
 from runstate.store import Store
 
 logger = logging.getLogger("runstate.projector")

@@ -18,8 +18,6 @@ from typing import Any
 import msgspec
 
 from runstate.errors import shown_url
-from runstate.logs.disk import TEMP
-from runstate.logs.target_directory import check_target
 from runstate.pipeline import page_charts as charts
 from runstate.pipeline.page_markup import (
     Html,
@@ -34,6 +32,8 @@ from runstate.pipeline.page_markup import (
     tag,
 )
 from runstate.pipeline.page_report import Report
+from runstate.storage.disk import TEMP
+from runstate.storage.target_directory import check_target
 
 table_rows_max = 500
 """Rows of one table. A page that no browser can show is no report."""

@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 
 from runstate.errors import LogFailed, LogNotFound, LogTooNew, NotALog
-from runstate.logs.disk import TEMP, RealDisk
 from runstate.logs.log import now
-from runstate.logs.target_directory import check_target, refuse_foreign
 from runstate.models.canonical import undecodable
+from runstate.storage.disk import TEMP, RealDisk
+from runstate.storage.target_directory import check_target, refuse_foreign
 
 versions_kept = 10
 """So many versions can be read; with a new one every tenth of a second, a reader has a second."""

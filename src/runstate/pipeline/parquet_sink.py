@@ -29,10 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from runstate.errors import LogBusy, LogDamaged, LogNotFound, NotALog, RunstateError
-from runstate.logs.disk import Lock as KernelLock
-from runstate.logs.disk import LockBusy, RealDisk, make_directories, refuse_links, replace_durably, write_new
 from runstate.logs.log import now
-from runstate.logs.target_directory import remove_own, writing_to
 from runstate.models.canonical import digest
 from runstate.models.model import AnyModel
 from runstate.pipeline.parquet_manifest import (
@@ -45,6 +42,9 @@ from runstate.pipeline.parquet_manifest import (
     versions_kept,
 )
 from runstate.sinks import Projected
+from runstate.storage.disk import Lock as KernelLock
+from runstate.storage.disk import LockBusy, RealDisk, make_directories, refuse_links, replace_durably, write_new
+from runstate.storage.target_directory import remove_own, writing_to
 
 schema = pa.schema(
     [

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from runstate.errors import LogBusy
-from runstate.logs.disk import TEMP, LockBusy, RealDisk, make_directories, refuse_links, temp_target
-from runstate.logs.target_directory import check_target, remove_own, writing_to
 from runstate.pipeline.stages import inputs_in
+from runstate.storage.disk import TEMP, LockBusy, RealDisk, make_directories, refuse_links, temp_target
+from runstate.storage.target_directory import check_target, remove_own, writing_to
 
 _leftovers = re.compile(rf"inputs/|inputs/[^/]+\.json{TEMP}|\.lock")
 """What a pipeline that was killed before it wrote its inputs may have left."""

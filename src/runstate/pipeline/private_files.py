@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from runstate.logs.disk import RealDisk, make_directories
+from runstate.storage.disk import RealDisk, make_directories
 
 
 def private_file(name: str, text: str, *, mode: int = 0o600) -> Path:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from runstate.logs.disk import RealDisk, write_private
 from runstate.models.canonical import undecodable
+from runstate.storage.disk import RealDisk, write_private
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

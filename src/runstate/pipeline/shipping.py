@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from runstate.errors import RunstateError, Unsupported
-from runstate.logs.disk import write_private
 from runstate.logs.registry import entry_point_of, extra_of
 from runstate.pipeline.private_files import process_directory
+from runstate.storage.disk import write_private
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 from msgspec import Meta
 
 from runstate.errors import LogFailed, RunstateError
-from runstate.logs.disk import open_private
 from runstate.pipeline.shards import Shard
+from runstate.storage.disk import open_private
 
 chunk_rows = 1 << 16
 chunk_bytes = 64 << 20

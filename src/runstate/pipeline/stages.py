@@ -26,8 +26,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from runstate.errors import LogNotFound, NotALog, UnknownModel, shown_url
-from runstate.logs.disk import RealDisk, make_directories, replace_durably
-from runstate.logs.target_directory import writing_to
 from runstate.models.canonical import digest, undecodable
 from runstate.models.registry import find_model, resolve_model
 from runstate.pipeline.origins import model_of, open_origin
@@ -37,6 +35,8 @@ from runstate.pipeline.plain_files import find_files
 from runstate.pipeline.progress import told_to, tracked
 from runstate.pipeline.views import InvalidOption
 from runstate.runtimes.orchestrator import Graph, Job
+from runstate.storage.disk import RealDisk, make_directories, replace_durably
+from runstate.storage.target_directory import writing_to
 
 place = "runstate.pipeline.stages:graph"
 spark_variable = "RUNSTATE_PIPELINE_SPARK"

@@ -25,8 +25,6 @@ from pyspark.sql import DataFrame, SparkSession
 from runstate.errors import LogBusy, LogClosed, LogFailed, LogNotFound, RunstateError, Unsupported
 from runstate.following import aside_name, heartbeat_s
 from runstate.logbook import Logbook
-from runstate.logs.disk import LockBusy, RealDisk
-from runstate.logs.target_directory import cannot_write, remove_own
 from runstate.models.canonical import digest
 from runstate.models.registry import find_model
 from runstate.pipeline.failures import SparkFailed, explain
@@ -35,6 +33,8 @@ from runstate.pipeline.live_fold import ProjectionReader, ProjectionSource, Sett
 from runstate.pipeline.live_keep import KeptLog, Tell, logger
 from runstate.pipeline.origins import model_of
 from runstate.pipeline.session import is_remote
+from runstate.storage.disk import LockBusy, RealDisk
+from runstate.storage.target_directory import cannot_write, remove_own
 from runstate.store import Store
 
 if TYPE_CHECKING:

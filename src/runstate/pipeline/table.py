@@ -21,11 +21,11 @@ import msgspec
 import pyarrow as pa
 
 from runstate.errors import LogBusy, LogFailed, LogNotFound, LogTooNew, NotALog
-from runstate.logs.disk import TEMP, LockBusy, RealDisk, make_directories, refuse_links, replace_durably
-from runstate.logs.target_directory import check_target, remove_own, writing_to
 from runstate.models.canonical import digest, undecodable
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.sorted_files import DATA_FILE, FileEntry, TableDamaged, pieces
+from runstate.storage.disk import TEMP, LockBusy, RealDisk, make_directories, refuse_links, replace_durably
+from runstate.storage.target_directory import check_target, remove_own, writing_to
 
 _version = 1
 _leftovers = re.compile(rf"data/|commits/|table\.json{TEMP}")

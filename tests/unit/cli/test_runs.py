@@ -16,9 +16,9 @@ import pytest
 
 import runstate
 from runstate.cli import runs
-from runstate.logs.disk import Lock
 from runstate.models.rundir import RUNDIR, RunEvent
 from runstate.runtimes.orchestrator.artifacts import ArtifactFiles
+from runstate.storage.disk import Lock
 
 Cli = Callable[..., Any]
 

@@ -21,12 +21,12 @@ from tests.unit.logs.test_ndjson_salvage import opened as open_runs
 from tests.unit.logs.test_segments_damage import put, small_session
 
 from runstate.conformance.notes import stored
+from runstate.conformance.simulated_disk import SimulatedDisk
 from runstate.errors import LogDamaged
 from runstate.logs.log import Finding, Record
 from runstate.logs.ndjson import NdjsonLog
 from runstate.logs.ndjson import run as run_module
 from runstate.logs.segments import SegmentsLog
-from runstate.logs.simulated_disk import SimulatedDisk
 from runstate.models.model import Draft
 
 

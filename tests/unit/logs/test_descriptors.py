@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runstate.logs.disk import RealDisk
+from runstate.storage.disk import RealDisk
 
 
 def test_a_pipe_in_place_of_a_file_is_refused_and_not_read_as_empty(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from runstate.logs.disk import (
+from runstate.conformance.simulated_disk import SimulatedDisk
+from runstate.storage.disk import (
     TEMP_SUFFIX,
     LockBusy,
     PoisonedHandle,
@@ -23,7 +24,6 @@ from runstate.logs.disk import (
     write_new,
     write_private,
 )
-from runstate.logs.simulated_disk import SimulatedDisk
 
 DISK = RealDisk()
 
@@ -323,7 +323,7 @@ def test_a_file_system_that_cannot_lock_is_refused(tmp_path: Path, monkeypatch: 
 
 HOLDER = """
 import pathlib, sys
-from runstate.logs.disk import RealDisk
+from runstate.storage.disk import RealDisk
 lock = RealDisk().lock(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

@@ -7,10 +7,10 @@ from pathlib import Path, PurePath
 
 import pytest
 
-from runstate.logs.directories import remove_tree
-from runstate.logs.disk import Disk, LockBusy, RealDisk, write_new
-from runstate.logs.file_proof import FileChanged, check_in_place, lock_in_place
-from runstate.logs.simulated_disk import SimulatedDisk
+from runstate.conformance.simulated_disk import SimulatedDisk
+from runstate.storage.directories import remove_tree
+from runstate.storage.disk import Disk, LockBusy, RealDisk, write_new
+from runstate.storage.file_proof import FileChanged, check_in_place, lock_in_place
 
 
 @pytest.fixture(params=["real", "simulated"])

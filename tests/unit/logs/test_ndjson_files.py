@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 
 from runstate.conformance.notes import findings, keys, note, notes, numbered, snapshot, stored
+from runstate.conformance.simulated_disk import SimulatedDisk
 from runstate.conformance.workers import Worker, check_stored
 from runstate.conformance.writer import Task
 from runstate.errors import InvalidUrl, LogBusy, LogClosed, LogDamaged, LogFailed, LogNotFound, NotALog, NotWritable
-from runstate.logs.disk import File, RealDisk
 from runstate.logs.log import StoredSnapshot
 from runstate.logs.ndjson import NdjsonLog, open_url
 from runstate.logs.ndjson import log as log_module
 from runstate.logs.registry import open_log
-from runstate.logs.simulated_disk import SimulatedDisk
 from runstate.models.canonical import digest
 from runstate.models.model import Draft
 from runstate.models.rundir import RUNDIR, RunEvent
+from runstate.storage.disk import File, RealDisk
 
 SRC = Path(__file__).parents[3] / "src"
 

@@ -9,10 +9,10 @@ import pytest
 
 from runstate.conformance.notes import as_held, note, notes, numbered, snapshot
 from runstate.errors import ModelMismatch
-from runstate.logs.disk import RealDisk
 from runstate.logs.ndjson import NdjsonLog
 from runstate.logs.ndjson.files import run_files
 from runstate.logs.ndjson.keys import read_keys
+from runstate.storage.disk import RealDisk
 
 run = "site-2026-11-15"
 

@@ -9,11 +9,11 @@ import pytest
 from tests.crash.test_ndjson_crashes import Form, check_lasting, check_recovered, each_form, forms, root, sent
 
 from runstate.conformance.notes import as_held, findings, keys, note, numbered, stored
+from runstate.conformance.simulated_disk import SimulatedDisk, every_crash
 from runstate.errors import LogDamaged, SequenceConflict
-from runstate.logs.disk import File
 from runstate.logs.ndjson import NdjsonLog
 from runstate.logs.ndjson import run as run_module
-from runstate.logs.simulated_disk import SimulatedDisk, every_crash
+from runstate.storage.disk import File
 
 file, key_file = root / "r/events.ndjson", root / "r/keys.idx"
 

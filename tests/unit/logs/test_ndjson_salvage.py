@@ -9,10 +9,10 @@ import pytest
 from tests.crash.test_ndjson_crashes import Form, each_form, forms, keep_snapshot, root
 
 from runstate.conformance.notes import findings, keys, stored
+from runstate.conformance.simulated_disk import SimulatedDisk
 from runstate.errors import LogDamaged
 from runstate.logs.log import Finding, Record
 from runstate.logs.ndjson import NdjsonLog
-from runstate.logs.simulated_disk import SimulatedDisk
 
 home = root / "r"
 file = home / "events.ndjson"

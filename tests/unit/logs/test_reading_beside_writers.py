@@ -10,11 +10,11 @@ from threading import Event
 import pytest
 
 from runstate.conformance.notes import keys, notes, stored
-from runstate.logs.disk import File
+from runstate.conformance.simulated_disk import SimulatedDisk
 from runstate.logs.log import AppendResult
 from runstate.logs.ndjson import NdjsonLog
-from runstate.logs.simulated_disk import SimulatedDisk
 from runstate.logs.wal import WalLog
+from runstate.storage.disk import File
 
 data_files = {"events.ndjson", "wal.jsonl"}
 

@@ -9,12 +9,12 @@ import pytest
 from tests.crash.segments_work import bare, blob_of, forms, opened, ref_of, root
 
 from runstate.conformance.notes import findings, keys, note, snapshot, stored
+from runstate.conformance.simulated_disk import SimulatedDisk
 from runstate.errors import LogDamaged, StreamNotFound
 from runstate.logs.frames import framed
 from runstate.logs.log import Finding, Record
 from runstate.logs.segments import SegmentsLog
 from runstate.logs.segments.manifest import Manifest, Segment
-from runstate.logs.simulated_disk import SimulatedDisk
 from runstate.models.canonical import digest
 
 home = root / "sessions/r"

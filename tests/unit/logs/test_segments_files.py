@@ -16,11 +16,11 @@ import pytest
 from tests.crash.segments_work import bare
 
 from runstate.conformance.notes import as_held, keys, note, notes, numbered, snapshot, stored
+from runstate.conformance.simulated_disk import SimulatedDisk
 from runstate.conformance.threads import meanwhile, race_all
 from runstate.copying import copy_stream
 from runstate.errors import InvalidUrl, LogBusy, LogDamaged, LogFailed, LogFull, LogNotFound, NotALog, NotWritable
 from runstate.logs.blob_refs import blob_refs
-from runstate.logs.disk import RealDisk
 from runstate.logs.log import BlobRef, Record
 from runstate.logs.ndjson import NdjsonLog
 from runstate.logs.registry import open_log
@@ -28,8 +28,8 @@ from runstate.logs.segments import Collected, SegmentsLog, open_url
 from runstate.logs.segments import log as log_module
 from runstate.logs.segments import session as session_module
 from runstate.logs.segments.compaction import Limits
-from runstate.logs.simulated_disk import SimulatedDisk
 from runstate.models.session import SESSION
+from runstate.storage.disk import RealDisk
 
 
 @pytest.fixture

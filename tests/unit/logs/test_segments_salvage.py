@@ -7,9 +7,9 @@ from tests.crash.segments_work import bare, blob_of, opened, ref_of, root
 from tests.unit.logs.test_segments_damage import each_form, home, manifest, put, segment, small_session
 
 from runstate.conformance.notes import findings, keys, note, snapshot, stored
+from runstate.conformance.simulated_disk import SimulatedDisk
 from runstate.errors import LogDamaged
 from runstate.logs.log import Finding, Record
-from runstate.logs.simulated_disk import SimulatedDisk
 from runstate.models.canonical import digest
 
 

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runstate.logs.disk import (
+from runstate.conformance.simulated_disk import Operation, SimulatedDisk, every_crash, every_kill
+from runstate.storage.disk import (
     Disk,
     File,
     Lock,
@@ -25,7 +26,6 @@ from runstate.logs.disk import (
     replace_durably,
     write_new,
 )
-from runstate.logs.simulated_disk import Operation, SimulatedDisk, every_crash, every_kill
 
 ROOT = PurePosixPath("/")
 LOG = ROOT / "log"

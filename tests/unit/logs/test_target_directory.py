@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from runstate.errors import LogFailed, LogFull, NotALog
-from runstate.logs.directories import remove_tree
-from runstate.logs.disk import LockBusy, RealDisk, temp_target
-from runstate.logs.target_directory import check_target, remove_own, writing_to
+from runstate.storage.directories import remove_tree
+from runstate.storage.disk import LockBusy, RealDisk, temp_target
+from runstate.storage.target_directory import check_target, remove_own, writing_to
 
 own = re.compile(r"data/|data/rows-\d\.bin|data/inner/|data/inner/.*|note\.tmp")
 

@@ -11,9 +11,9 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from runstate.conformance.notes import notes
+from runstate.conformance.simulated_disk import SimulatedDisk
 from runstate.errors import AppendOutcomeUnknown, LogClosed, LogDamaged, LogFailed
 from runstate.logs.log import StoredSnapshot
-from runstate.logs.simulated_disk import SimulatedDisk
 from runstate.logs.wal import WalLog
 from runstate.logs.wal.lines import offset_after
 from runstate.models.canonical import digest

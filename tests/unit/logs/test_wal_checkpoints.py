@@ -10,9 +10,9 @@ import pytest
 from tests.commands import Cli
 
 from runstate.conformance.notes import notes
+from runstate.conformance.simulated_disk import SimulatedDisk
 from runstate.errors import LogDamaged, LogFailed
 from runstate.logs.log import Finding, StoredSnapshot
-from runstate.logs.simulated_disk import SimulatedDisk
 from runstate.logs.wal import WalLog
 from runstate.models.canonical import digest
 from runstate.runtimes.daemon import Daemon

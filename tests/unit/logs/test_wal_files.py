@@ -16,6 +16,7 @@ import pytest
 from google_crc32c import value as crc32c
 
 from runstate.conformance.notes import as_held, note, notes, numbered
+from runstate.conformance.simulated_disk import SimulatedDisk
 from runstate.errors import (
     InvalidUrl,
     LogBusy,
@@ -28,7 +29,6 @@ from runstate.errors import (
     Truncated,
 )
 from runstate.logs.log import Record, StoredSnapshot, Tombstone
-from runstate.logs.simulated_disk import SimulatedDisk
 from runstate.logs.wal import WalLog, open_url
 from runstate.logs.wal.options import WalOptions
 from runstate.logs.wal.writer import Writer

@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from runstate.conformance.notes import keys, note, notes, numbered
+from runstate.conformance.simulated_disk import SimulatedDisk
 from runstate.conformance.threads import race_all
 from runstate.errors import AppendOutcomeUnknown, LogClosed, LogFailed, LogFull, SequenceConflict
-from runstate.logs.simulated_disk import SimulatedDisk
 from runstate.logs.wal import Ticket, WalLog
 from runstate.logs.wal.options import WalOptions
 from runstate.models.model import Draft

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 from runstate.conformance.notes import note, notes
-from runstate.logs.disk import File
-from runstate.logs.simulated_disk import SimulatedDisk
+from runstate.conformance.simulated_disk import SimulatedDisk
 from runstate.logs.wal import WalLog
 from runstate.logs.wal.lines import file_blocks
+from runstate.storage.disk import File
 
 root = PurePosixPath("/streams")
 

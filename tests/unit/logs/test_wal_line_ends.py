@@ -8,8 +8,8 @@ from pathlib import PurePath, PurePosixPath
 import pytest
 
 from runstate.conformance.notes import notes, numbered
+from runstate.conformance.simulated_disk import SimulatedDisk
 from runstate.logs.log import StoredSnapshot
-from runstate.logs.simulated_disk import SimulatedDisk
 from runstate.logs.wal import WalLog
 from runstate.models.canonical import digest
 

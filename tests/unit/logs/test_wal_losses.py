@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from runstate.conformance.notes import note, notes
+from runstate.conformance.simulated_disk import SimulatedDisk
 from runstate.errors import AppendOutcomeUnknown, LogClosed, LogFailed, SnapshotTooNew
 from runstate.logs.log import StoredSnapshot
-from runstate.logs.simulated_disk import SimulatedDisk
 from runstate.logs.wal import WalLog
 from runstate.logs.wal.options import WalOptions
 from runstate.logs.wal.verify import verify_stream

@@ -10,7 +10,7 @@ import pytest
 from tests.commands import Cli
 
 from runstate.conformance.notes import notes
-from runstate.logs.simulated_disk import SimulatedDisk
+from runstate.conformance.simulated_disk import SimulatedDisk
 from runstate.logs.wal import WalLog
 from runstate.runtimes.daemon import Daemon
 

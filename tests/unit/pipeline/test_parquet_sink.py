@@ -16,7 +16,6 @@ pa = pytest.importorskip("pyarrow", reason="pip install 'runstate[spark]'")
 import pyarrow.parquet as pq  # noqa: E402
 
 from runstate.errors import LogBusy, LogDamaged, LogFull, LogNotFound, LogTooNew, NotALog  # noqa: E402
-from runstate.logs.disk import File, RealDisk  # noqa: E402
 from runstate.models.canonical import digest  # noqa: E402
 from runstate.models.engine import ENGINE  # noqa: E402
 from runstate.models.rundir import RUNDIR  # noqa: E402
@@ -24,6 +23,7 @@ from runstate.pipeline import parquet_sink  # noqa: E402
 from runstate.pipeline.parquet_manifest import read_manifest, versions_kept  # noqa: E402
 from runstate.pipeline.parquet_sink import DataFiles, ParquetSink, read_version  # noqa: E402
 from runstate.sinks import Projected  # noqa: E402
+from runstate.storage.disk import File, RealDisk  # noqa: E402
 
 
 def row(stream: str, seq: int, *, applied: int | None = None, born: str = "b", version: int = 1) -> Projected:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from tests.unit.runtimes.daemon_places import Clock, Place, schemes, until
 
+from runstate.conformance.simulated_disk import SimulatedDisk
 from runstate.errors import (
     AppendOutcomeUnknown,
     InvalidJson,
@@ -29,7 +30,6 @@ from runstate.errors import (
 )
 from runstate.logs.log import StoredSnapshot
 from runstate.logs.registry import open_log
-from runstate.logs.simulated_disk import SimulatedDisk
 from runstate.logs.wal import WalLog
 from runstate.logs.wal.options import WalOptions
 from runstate.models.canonical import digest

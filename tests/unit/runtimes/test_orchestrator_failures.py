@@ -16,11 +16,11 @@ import msgspec
 import pytest
 
 from runstate.errors import LogFull, NotALog, SnapshotTooNew
-from runstate.logs.descriptors import RealDescriptor
 from runstate.logs.log import StoredSnapshot
 from runstate.models.canonical import digest
 from runstate.models.rundir import RUNDIR
 from runstate.runtimes.orchestrator import Graph, Job, Output, RunCancelled, RunExists, RunFailed, RunView
+from runstate.storage.descriptors import RealDescriptor
 
 
 def one_worker(work: Callable[[Job], None], **options: Any) -> Graph:
@@ -342,7 +342,7 @@ class FullDisk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, call: str) -> None:
         self.left, self.refused = number, 0
-        target = {"write": "runstate.logs.descriptors.RealDescriptor.write", "replace": "os.replace"}[call]
+        target = {"write": "runstate.storage.descriptors.RealDescriptor.write", "replace": "os.replace"}[call]
         real = os.replace if call == "replace" else RealDescriptor.write
 
         def counted(*args: Any) -> Any:

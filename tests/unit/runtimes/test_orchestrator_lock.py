@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runstate.logs.disk import LockBusy
 from runstate.runtimes.orchestrator.artifacts import ArtifactFiles
+from runstate.storage.disk import LockBusy
 
 
 @pytest.fixture

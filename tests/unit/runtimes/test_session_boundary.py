@@ -12,10 +12,10 @@ import pytest
 from tests.unit.runtimes.session_desk import Desk, choices, desk_at, failed, three_steps
 
 from runstate.errors import AppendOutcomeUnknown
-from runstate.logs.disk import RealDisk
 from runstate.models.session.payloads import Artifact, GitBranch, PreferenceDelta, TraceItem
 from runstate.runtimes.session import Failed, Ok, Sessions, Step, Wanted, Workflow, linear, unwrap
 from runstate.runtimes.session import keyring as keyring_module
+from runstate.storage.disk import RealDisk
 
 no_text: tuple[Any, ...] = (5, -1, 1.5, True, object(), UUID(int=0), Sessions)
 odd_values: tuple[Any, ...] = (

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runstate.errors import LogBusy
-from runstate.logs.disk import RealDisk
 from runstate.models.canonical import canonical
 from runstate.models.session.ids import AttemptId, NodeId, RunId, SessionId
 from runstate.runtimes.session import keyring as keyring_module
 from runstate.runtimes.session.keyring import Keyring
 from runstate.runtimes.session.refusals import InvalidToken, KeyringDamaged, KeyringExposed
 from runstate.runtimes.session.tokens import AckToken, StateToken, check, mint
+from runstate.storage.disk import RealDisk
 
 session, run, node = SessionId("s-1"), RunId("r-1"), NodeId("n-1")
 state = StateToken(session_id=session, run_id=run, node_id=node)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from tests.unit.runtimes.loopback import answer, serving
 
-from runstate.logs.simulated_disk import SimulatedDisk
+from runstate.conformance.simulated_disk import SimulatedDisk
 from runstate.models.rundir import RunEvent
 from runstate.runtimes.telemetry import Backoff, HttpTelemetry, from_url
 

@@ -9,9 +9,9 @@ from pathlib import Path, PurePath
 
 import pytest
 
-from runstate.logs.disk import File
-from runstate.logs.simulated_disk import SimulatedDisk, every_crash, every_kill
+from runstate.conformance.simulated_disk import SimulatedDisk, every_crash, every_kill
 from runstate.runtimes.telemetry.outbox import Outbox
+from runstate.storage.disk import File
 
 path = PurePath("/telemetry/outbox")
 lines = [json.dumps({"event_id": f"e-{n}"}).encode() for n in range(6)]

@@ -30,9 +30,9 @@ from runstate.logs.archive.packs import (
     sealed,
     unsealed,
 )
-from runstate.logs.disk import TEMP, Disk, LockBusy, RealDisk, refuse_links, replace_durably, temp_target
-from runstate.logs.permissions import denial
-from runstate.logs.target_directory import check_target
+from runstate.storage.disk import TEMP, Disk, LockBusy, RealDisk, refuse_links, replace_durably, temp_target
+from runstate.storage.permissions import denial
+from runstate.storage.target_directory import check_target
 
 _full = {errno.ENOSPC, errno.EDQUOT}
 _leftovers = re.compile(rf"{PACKS}/|\.lock|{re.escape(INFO)}{TEMP}")

@@ -17,7 +17,6 @@ from runstate.errors import InvalidUrl, LogDamaged, Unsupported
 from runstate.logs.archive.directory import ArchiveDirectory, translated
 from runstate.logs.archive.reading import Contents, Copy, records
 from runstate.logs.archive.verify import verify_rest, verify_run
-from runstate.logs.disk import Disk
 from runstate.logs.handle import Handle
 from runstate.logs.log import (
     AppendResult,
@@ -35,6 +34,7 @@ from runstate.logs.log import (
     refuse,
 )
 from runstate.models.model import Draft, check_stream
+from runstate.storage.disk import Disk
 
 _marked_max = 1024
 

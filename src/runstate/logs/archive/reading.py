@@ -10,8 +10,8 @@ from typing import NamedTuple
 from runstate.errors import LogDamaged
 from runstate.logs.archive.directory import ArchiveDirectory, translated
 from runstate.logs.archive.packs import ArchivedRun, Broken, Manifest, decode_line
-from runstate.logs.disk import File
 from runstate.logs.log import Finding, Record
+from runstate.storage.disk import File
 
 chunk_bytes = 1 << 20
 

@@ -9,8 +9,8 @@ from runstate.errors import LogDamaged
 from runstate.logs.archive.directory import ArchiveDirectory, translated
 from runstate.logs.archive.packs import MANIFEST_SUFFIX, PACK_SUFFIX, ArchiveInfo, Manifest
 from runstate.logs.archive.reading import Contents, Copy, digest_of, records
-from runstate.logs.disk import File
 from runstate.logs.log import Finding
+from runstate.storage.disk import File
 
 
 def verify_run(directory: ArchiveDirectory, copy: Copy) -> Iterator[Finding]:

@@ -13,8 +13,8 @@ from runstate.errors import LogDamaged
 from runstate.logs.archive.directory import ArchiveDirectory, translated
 from runstate.logs.archive.packs import ArchivedRun, Broken, Manifest, encode_line, sealed, unsealed
 from runstate.logs.archive.reading import Copy, digest_of
-from runstate.logs.disk import Disk, File, Lock, replace_durably
 from runstate.logs.log import Record, now
+from runstate.storage.disk import Disk, File, Lock, replace_durably
 
 if TYPE_CHECKING:
     from hashlib import _Hash

@@ -8,10 +8,10 @@ from functools import cached_property, lru_cache
 from pathlib import PurePath
 from urllib.parse import quote
 
-from runstate.logs.directories import LOCKS, directory_name
-from runstate.logs.disk import TEMP, Disk
 from runstate.logs.log import Head
-from runstate.logs.target_directory import remove_own
+from runstate.logs.stream_directories import LOCKS, directory_name
+from runstate.storage.disk import TEMP, Disk
+from runstate.storage.target_directory import remove_own
 
 EVENTS = "events.ndjson"
 PENDING = "events.pending"

@@ -6,11 +6,11 @@ from array import array
 from collections.abc import Iterator
 from zlib import crc32
 
-from runstate.logs.disk import File
 from runstate.logs.log import StreamInfo
 from runstate.logs.ndjson.keys import KeyFile
 from runstate.logs.ndjson.lines import Envelope, model_of
 from runstate.logs.ndjson.reading import Mark
+from runstate.storage.disk import File
 
 
 class Held:

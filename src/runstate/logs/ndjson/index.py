@@ -12,12 +12,12 @@ from zlib import crc32
 
 import msgspec
 
-from runstate.logs.disk import Disk, File, write_new
 from runstate.logs.log import StoredSnapshot
 from runstate.logs.ndjson.files import RunFiles
 from runstate.logs.ndjson.reading import Mark, chunk_bytes
 from runstate.logs.sealed import sealed, unsealed
 from runstate.models.canonical import digest
+from runstate.storage.disk import Disk, File, write_new
 
 format_version = 1
 _tries = 4

@@ -16,10 +16,10 @@ from zlib import crc32
 
 import msgspec
 
-from runstate.logs.disk import Disk, File, replace_durably
 from runstate.logs.ndjson.files import RunFiles
 from runstate.logs.ndjson.reading import Mark, whole_lines
 from runstate.logs.sealed import sealed, unsealed
+from runstate.storage.disk import Disk, File, replace_durably
 
 stride = 64
 _seq_bits = 24

@@ -16,8 +16,6 @@ from threading import Lock
 from runstate.errors import InvalidUrl, StreamNotFound
 from runstate.logs.adoption import check_records
 from runstate.logs.blobs import Blobs
-from runstate.logs.directories import files_beside, lock_in, prepare_root, streams_among, translated
-from runstate.logs.disk import Disk, File, RealDisk
 from runstate.logs.handle import Handle
 from runstate.logs.log import (
     AppendResult,
@@ -45,9 +43,13 @@ from runstate.logs.ndjson.reading import Mark, RecentMarks, View, extent, missin
 from runstate.logs.ndjson.repair import repair
 from runstate.logs.ndjson.run import Gone, Job, Run
 from runstate.logs.ndjson.verify import verify_run
-from runstate.logs.removed_directories import Sweeper, remove_directory
+from runstate.logs.stream_directories import files_beside, prepare_root, streams_among
 from runstate.logs.tombstone_files import check_deletable, counting_tombstone, replace_tombstone, verify_tombstones
 from runstate.models.model import Draft, check_file_stream
+from runstate.storage.directories import lock_in
+from runstate.storage.disk import Disk, File, RealDisk
+from runstate.storage.disk_errors import translated
+from runstate.storage.removed_directories import Sweeper, remove_directory
 
 writers_max = 128
 """Runs that are open for writing at once; beyond it, the one that was used longest ago is let go of."""

@@ -16,7 +16,6 @@ from zlib import crc32
 import msgspec
 
 from runstate.errors import LogDamaged
-from runstate.logs.disk import Disk, File
 from runstate.logs.frames import Damage, read_first_frame
 from runstate.logs.log import Finding, Head, Record, StreamInfo
 from runstate.logs.ndjson.files import RunFiles, event_bytes_guessed
@@ -31,6 +30,7 @@ from runstate.logs.ndjson.lines import (
     read_line,
 )
 from runstate.logs.sealed import unsealed
+from runstate.storage.disk import Disk, File
 
 chunk_bytes = 1 << 20
 EVENTS_MISSING = "log.events_missing"

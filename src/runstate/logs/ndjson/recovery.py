@@ -13,7 +13,6 @@ from pathlib import PurePath
 
 import msgspec
 
-from runstate.logs.disk import Disk, File
 from runstate.logs.frames import Damage
 from runstate.logs.log import Finding
 from runstate.logs.ndjson.files import EVENTS, RunFiles, remove_leftovers
@@ -32,6 +31,7 @@ from runstate.logs.ndjson.reading import (
     whole_lines,
 )
 from runstate.logs.set_aside import free_number
+from runstate.storage.disk import Disk, File
 
 logger = logging.getLogger("runstate.logs.ndjson")
 TORN_TAIL = "log.torn_tail"

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from runstate.errors import LogDamaged
-from runstate.logs.disk import Disk, File
 from runstate.logs.log import Finding
 from runstate.logs.ndjson.files import EVENTS, INDEX, RunFiles
 from runstate.logs.ndjson.index import read_index
@@ -26,6 +25,7 @@ from runstate.logs.ndjson.reading import (
 from runstate.logs.ndjson.recovery import chunks, find_tail, keep, load, logger, write_chunks
 from runstate.logs.ndjson.salvage import Piece, Salvaged, read_piece, salvage_behind
 from runstate.logs.set_aside import free_number
+from runstate.storage.disk import Disk, File
 
 
 class RepairPlan(msgspec.Struct, frozen=True, kw_only=True):

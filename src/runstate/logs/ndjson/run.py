@@ -15,11 +15,7 @@ from threading import Lock
 from msgspec import UNSET, UnsetType
 
 from runstate.errors import AppendOutcomeUnknown, RunstateError, Unsupported
-from runstate.logs import disk as files_door
 from runstate.logs.adoption import key_taken, new_records
-from runstate.logs.directories import create_in, translate
-from runstate.logs.disk import Disk, File
-from runstate.logs.file_proof import FileChanged, check_in_place, file_lost, lock_in_place
 from runstate.logs.frames import LINE_DAMAGED, Damage
 from runstate.logs.log import AppendResult, Finding, Record, StoredSnapshot, Tombstone, now
 from runstate.logs.ndjson.files import RunFiles
@@ -36,6 +32,11 @@ from runstate.logs.tombstone_files import drop_if_restored, find_tombstone
 from runstate.logs.tombstones import if_counting
 from runstate.models.canonical import digest
 from runstate.models.model import Draft
+from runstate.storage import disk as files_door
+from runstate.storage.directories import create_in
+from runstate.storage.disk import Disk, File
+from runstate.storage.disk_errors import translate
+from runstate.storage.file_proof import FileChanged, check_in_place, file_lost, lock_in_place
 
 keys_behind_max = 2000
 """So many lines behind the key file are read when a run is opened. Beyond it, closing the run writes a new one."""

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from runstate.logs.disk import File
 from runstate.logs.frames import Damage, whole_parts
 from runstate.logs.ndjson.lines import last_hash, openings, own_place, read_line
 from runstate.logs.ndjson.reading import chunk_bytes
+from runstate.storage.disk import File
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):

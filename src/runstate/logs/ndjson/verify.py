@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from runstate.errors import LogDamaged
-from runstate.logs.disk import Disk
 from runstate.logs.log import Finding
 from runstate.logs.ndjson.files import RunFiles
 from runstate.logs.ndjson.index import Index, read_index
@@ -13,6 +12,7 @@ from runstate.logs.ndjson.reading import Mark, View, changed_event, damage_findi
 from runstate.logs.ndjson.recovery import TORN_TAIL, find_tail
 from runstate.logs.set_aside import list_set_aside
 from runstate.models.canonical import digest
+from runstate.storage.disk import Disk
 
 
 def verify_run(disk: Disk, files: RunFiles, index: Index, view: View | None) -> Iterator[Finding]:

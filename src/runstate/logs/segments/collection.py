@@ -16,16 +16,17 @@ from threading import Lock, Thread, current_thread
 import msgspec
 
 from runstate.errors import LogBusy, LogDamaged
-from runstate.logs import disk as files_door
 from runstate.logs.blob_refs import blob_digest, blob_refs
 from runstate.logs.blobs import Blobs
-from runstate.logs.directories import LOCKS, directory_name, lock_in, names_in, streams_among
-from runstate.logs.disk import TEMP, Disk, LockBusy, refuse_links
 from runstate.logs.log import BlobRef
-from runstate.logs.removed_directories import is_removed
 from runstate.logs.segments.damage import damaged
 from runstate.logs.segments.files import BLOBS, SESSIONS, SessionFiles
 from runstate.logs.segments.verify import examine
+from runstate.logs.stream_directories import LOCKS, directory_name, streams_among
+from runstate.storage import disk as files_door
+from runstate.storage.directories import lock_in, names_in
+from runstate.storage.disk import TEMP, Disk, LockBusy, refuse_links
+from runstate.storage.removed_directories import is_removed
 
 _unfinished_pattern = re.compile(rf"[0-9a-f]{{64}}{TEMP}")
 """What a killed writer leaves of a blob."""

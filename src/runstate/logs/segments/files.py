@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import PurePath
 from urllib.parse import quote, unquote
 
-from runstate.logs.directories import LOCKS, directory_name
-from runstate.logs.disk import TEMP
 from runstate.logs.set_aside import pattern as set_aside
+from runstate.logs.stream_directories import LOCKS, directory_name
+from runstate.storage.disk import TEMP
 
 SESSIONS = "sessions"
 BLOBS = "snapshots"

@@ -16,8 +16,6 @@ from urllib.parse import parse_qsl
 
 from runstate.errors import InvalidUrl, StreamNotFound
 from runstate.logs.adoption import check_records
-from runstate.logs.directories import files_beside, names_in, prepare_root, streams_among, translated
-from runstate.logs.disk import Disk, RealDisk
 from runstate.logs.handle import Handle
 from runstate.logs.log import (
     AppendResult,
@@ -38,7 +36,6 @@ from runstate.logs.log import (
     is_same_stream,
     refuse,
 )
-from runstate.logs.removed_directories import Sweeper, remove_directory
 from runstate.logs.segments.collection import Collected, Holds, collect
 from runstate.logs.segments.compaction import Limits
 from runstate.logs.segments.files import BLOBS, EVENTS, MANIFEST, SESSIONS, SessionFiles, own_files
@@ -48,8 +45,13 @@ from runstate.logs.segments.repair import carry_out, plan_repair
 from runstate.logs.segments.session import Session
 from runstate.logs.segments.snapshots import Kept, read_snapshot, write_snapshot
 from runstate.logs.segments.verify import verify_session
+from runstate.logs.stream_directories import files_beside, prepare_root, streams_among
 from runstate.logs.tombstone_files import check_deletable, counting_tombstone, replace_tombstone, verify_tombstones
 from runstate.models.model import Draft, check_file_stream
+from runstate.storage.directories import names_in
+from runstate.storage.disk import Disk, RealDisk
+from runstate.storage.disk_errors import translated
+from runstate.storage.removed_directories import Sweeper, remove_directory
 
 sessions_max = 128
 """Sessions that are kept in mind at once; beyond it, the one that was used longest ago is forgotten."""

@@ -14,8 +14,6 @@ from threading import Lock
 import msgspec
 
 from runstate.errors import LogBusy, LogDamaged
-from runstate.logs.directories import names_in
-from runstate.logs.disk import Disk
 from runstate.logs.frames import Damage, read_first_frame
 from runstate.logs.log import Record, StreamInfo
 from runstate.logs.segments.damage import SEGMENT_DAMAGED, SEGMENT_MISSING, Spot, damaged
@@ -24,6 +22,8 @@ from runstate.logs.segments.lines import bodies, model_of, read_line
 from runstate.logs.segments.manifest import Manifest, Segment, place_of
 from runstate.logs.segments.strays import cut_short
 from runstate.models.canonical import digest
+from runstate.storage.directories import names_in
+from runstate.storage.disk import Disk
 
 _segments_kept = 4
 _segment_kept_bytes_max = 8 * 1024 * 1024

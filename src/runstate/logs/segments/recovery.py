@@ -11,8 +11,6 @@ from contextlib import closing
 
 import msgspec
 
-from runstate.logs.directories import names_in
-from runstate.logs.disk import Disk, write_new
 from runstate.logs.log import Finding
 from runstate.logs.segments.damage import Spot, damaged
 from runstate.logs.segments.files import EVENTS, MANIFEST, SessionFiles, span_of, temporary_files
@@ -21,7 +19,9 @@ from runstate.logs.segments.salvage import is_whole, lines_in
 from runstate.logs.segments.snapshots import events_told
 from runstate.logs.segments.strays import cut_short, missing_events, strays
 from runstate.logs.set_aside import free_number, listed
-from runstate.logs.target_directory import remove_own
+from runstate.storage.directories import names_in
+from runstate.storage.disk import Disk, write_new
+from runstate.storage.target_directory import remove_own
 
 logger = logging.getLogger("runstate.logs.segments")
 TORN_TAIL = "log.torn_tail"

@@ -9,8 +9,6 @@ from typing import Any
 import msgspec
 
 from runstate.logs.blob_refs import blob_refs
-from runstate.logs.directories import names_in
-from runstate.logs.disk import Disk, replace_durably, write_new
 from runstate.logs.log import BlobRef, Finding
 from runstate.logs.segments.damage import Spot, damage_finding
 from runstate.logs.segments.files import EVENTS, MANIFEST, SessionFiles, span_of
@@ -22,6 +20,8 @@ from runstate.logs.segments.snapshots import events_told, read_snapshot, snapsho
 from runstate.logs.segments.strays import missing_events
 from runstate.logs.segments.verify import examine
 from runstate.logs.set_aside import free_number, listed
+from runstate.storage.directories import names_in
+from runstate.storage.disk import Disk, replace_durably, write_new
 
 logger = logging.getLogger("runstate.logs.segments")
 

@@ -15,14 +15,14 @@ from zlib import crc32
 
 import msgspec
 
-from runstate.logs.directories import names_in
-from runstate.logs.disk import Disk
 from runstate.logs.frames import OPENING, whole_parts
 from runstate.logs.segments.files import SessionFiles, segment_name, span_of
 from runstate.logs.segments.lines import locate_line, openings
 from runstate.logs.segments.manifest import Pin, Segment, closing_bytes, head_of, read_entry
 from runstate.logs.set_aside import pattern as set_aside
 from runstate.models.canonical import digest
+from runstate.storage.directories import names_in
+from runstate.storage.disk import Disk
 
 _digest = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 _closing = re.compile(rb',"crc":"([0-9a-f]{8})"}')

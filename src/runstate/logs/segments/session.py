@@ -15,8 +15,6 @@ from threading import Lock
 from runstate.errors import AppendOutcomeUnknown, LogBusy, LogFailed, LogFull, RunstateError, Unsupported
 from runstate.logs.adoption import key_taken, new_records
 from runstate.logs.blob_refs import blob_refs
-from runstate.logs.directories import lock_in, translate
-from runstate.logs.disk import Disk, LockBusy, replace_durably
 from runstate.logs.log import AppendResult, BlobRef, Finding, Record, now
 from runstate.logs.planning import StreamPlan
 from runstate.logs.segments.collection import Holds
@@ -31,6 +29,9 @@ from runstate.logs.stream_models import model_after
 from runstate.logs.tombstone_files import drop_if_restored, find_tombstone
 from runstate.models.canonical import digest
 from runstate.models.model import Draft
+from runstate.storage.directories import lock_in
+from runstate.storage.disk import Disk, LockBusy, replace_durably
+from runstate.storage.disk_errors import translate
 
 logger = logging.getLogger("runstate.logs.segments")
 segments_spare = 64

@@ -7,13 +7,13 @@ from contextlib import closing
 import msgspec
 
 from runstate.errors import LogDamaged
-from runstate.logs.directories import names_in
-from runstate.logs.disk import Disk, replace_durably
 from runstate.logs.log import StoredSnapshot
 from runstate.logs.sealed import sealed, unsealed
 from runstate.logs.segments.files import SessionFiles, model_of
 from runstate.logs.segments.reading import Reader
 from runstate.models.canonical import digest
+from runstate.storage.directories import names_in
+from runstate.storage.disk import Disk, replace_durably
 
 _label_bytes_max = 4096
 

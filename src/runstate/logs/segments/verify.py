@@ -9,8 +9,6 @@ from itertools import accumulate
 import msgspec
 
 from runstate.errors import LogDamaged
-from runstate.logs.directories import names_in
-from runstate.logs.disk import Disk
 from runstate.logs.frames import Damage
 from runstate.logs.log import BlobRef, Finding
 from runstate.logs.segments.damage import SEGMENT_DAMAGED, Spot, damage_finding, spot_of
@@ -23,6 +21,8 @@ from runstate.logs.segments.snapshots import Kept, read_snapshot, snapshot_model
 from runstate.logs.segments.strays import missing_events, strays
 from runstate.logs.set_aside import list_set_aside
 from runstate.models.canonical import digest
+from runstate.storage.directories import names_in
+from runstate.storage.disk import Disk
 
 Told = Callable[[Manifest, int, list[bytes]], None]
 """Told of each segment that is intact: the index of its first event, and its lines."""

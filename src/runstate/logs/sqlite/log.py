@@ -40,7 +40,6 @@ from runstate.logs.log import (
     check_limit,
     decimal_position,
 )
-from runstate.logs.permissions import not_writable
 from runstate.logs.sqlite.appends import Append, adopt_rows, delete_rows, find_tombstone
 from runstate.logs.sqlite.damaged_text import fetch_rows
 from runstate.logs.sqlite.readers import Readers, ReadOnlyReaders, can_write, create_private, is_empty, is_there
@@ -52,6 +51,7 @@ from runstate.logs.sqlite.writer import Writer, primary_code, translate, transla
 from runstate.logs.stored_rows import read_feed, read_lines, read_records, record_columns
 from runstate.models.canonical import digest
 from runstate.models.model import Draft, check_stream
+from runstate.storage.permissions import not_writable
 
 T = TypeVar("T")
 busy_timeout_default_s = 30.0

@@ -22,9 +22,9 @@ from threading import Lock
 from typing import NamedTuple, TypeVar
 
 from runstate.errors import LogBusy, LogFailed, NotALog, RunstateError
-from runstate.logs.permissions import denial, is_readable, is_writable, not_readable
 from runstate.logs.sqlite.schema import read_unmigrated
 from runstate.logs.sqlite.writer import primary_code, translate
+from runstate.storage.permissions import denial, is_readable, is_writable, not_readable
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]

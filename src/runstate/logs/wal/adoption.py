@@ -8,11 +8,11 @@ from itertools import takewhile
 
 from runstate.errors import Truncated
 from runstate.logs.adoption import key_taken, new_records
-from runstate.logs.disk import Disk
 from runstate.logs.log import Record
 from runstate.logs.wal.files import StreamFiles
 from runstate.logs.wal.held import Held
 from runstate.logs.wal.reading import View
+from runstate.storage.disk import Disk
 
 
 def records_to_adopt(disk: Disk, files: StreamFiles, held: Held, records: Sequence[Record]) -> list[Record]:

@@ -14,12 +14,12 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from runstate.errors import LogDamaged
-from runstate.logs.directories import names_in
-from runstate.logs.disk import Disk, replace_durably
 from runstate.logs.log import Finding
 from runstate.logs.wal.compression import compressed, decompressed, gunzipped
 from runstate.logs.wal.files import SEGMENT, StreamFiles
 from runstate.models.canonical import digest
+from runstate.storage.directories import names_in
+from runstate.storage.disk import Disk, replace_durably
 
 _pattern = re.compile(SEGMENT)
 

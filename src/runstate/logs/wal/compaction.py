@@ -13,8 +13,6 @@ from contextlib import closing, suppress
 from pathlib import PurePath
 
 from runstate.errors import AppendOutcomeUnknown, SnapshotTooNew
-from runstate.logs.disk import File
-from runstate.logs.file_proof import check_in_place
 from runstate.logs.log import Finding, StoredSnapshot, is_outdated, is_same_stream
 from runstate.logs.wal.archive import segments, write_segment
 from runstate.logs.wal.entries import Damage, Entry, read_entry
@@ -25,6 +23,8 @@ from runstate.logs.wal.lines import chunk_bytes, count_lines, last_entry, number
 from runstate.logs.wal.recovery import set_aside
 from runstate.logs.wal.snapshots import Kept, find_snapshots, write_checkpoint
 from runstate.logs.wal.writer import Writer
+from runstate.storage.disk import File
+from runstate.storage.file_proof import check_in_place
 
 segment_bytes = 16 * chunk_bytes
 """About how much of the WAL goes into one archived segment."""

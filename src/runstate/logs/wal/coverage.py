@@ -7,7 +7,6 @@ from typing import NamedTuple
 import msgspec
 
 from runstate.errors import SnapshotTooNew
-from runstate.logs.disk import Disk
 from runstate.logs.log import Finding
 from runstate.logs.wal.archive import leading_to, segments
 from runstate.logs.wal.entries import Entry, whole_entry, write_entry
@@ -23,6 +22,7 @@ from runstate.logs.wal.snapshots import (
     snapshot_paths,
     snapshot_seqs,
 )
+from runstate.storage.disk import Disk
 
 
 class Lost(NamedTuple):

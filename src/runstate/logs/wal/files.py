@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import PurePath
 from urllib.parse import quote
 
-from runstate.logs.directories import LOCKS, directory_name
-from runstate.logs.disk import TEMP, Disk, write_new
-from runstate.logs.target_directory import remove_own
+from runstate.logs.stream_directories import LOCKS, directory_name
+from runstate.storage.disk import TEMP, Disk, write_new
+from runstate.storage.target_directory import remove_own
 
 WAL = "wal.jsonl"
 LEDGER = "ledger.json"

@@ -7,9 +7,10 @@ from contextlib import closing
 from pathlib import PurePath
 
 from runstate.errors import AppendOutcomeUnknown, RunstateError
-from runstate.logs.directories import create_in, translate
-from runstate.logs.disk import Disk, File, LockBusy
-from runstate.logs.file_proof import FileChanged, check_in_place, file_lost, lock_in_place
+from runstate.storage.directories import create_in
+from runstate.storage.disk import Disk, File, LockBusy
+from runstate.storage.disk_errors import translate
+from runstate.storage.file_proof import FileChanged, check_in_place, file_lost, lock_in_place
 
 
 def write_flushed(disk: Disk, path: PurePath, file: File, end: int, data: bytes) -> RunstateError | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from runstate.logs.disk import File
 from runstate.logs.log import StreamInfo
 from runstate.logs.wal.entries import Damage, Envelope
 from runstate.logs.wal.ledger import Ledger, OldKey
+from runstate.storage.disk import File
 
 
 class Held:

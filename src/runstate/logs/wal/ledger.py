@@ -11,9 +11,9 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from runstate.logs.disk import Disk, replace_durably
 from runstate.logs.sealed import sealed, unsealed
 from runstate.logs.wal.files import StreamFiles, read_or_none
+from runstate.storage.disk import Disk, replace_durably
 
 reserve_step = 1 << 16
 """Seqs are reserved in steps of so many: one more small write for that many events."""

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from runstate.logs.disk import File
 from runstate.logs.wal.entries import Entry, whole_entry
+from runstate.storage.disk import File
 
 chunk_bytes = 1 << 20
 _probe_bytes = 1 << 12

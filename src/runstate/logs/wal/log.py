@@ -15,8 +15,6 @@ from pathlib import PurePath
 from runstate.errors import LogDamaged, StreamNotFound, Truncated
 from runstate.logs.adoption import check_records
 from runstate.logs.blobs import Blobs
-from runstate.logs.directories import files_beside, prepare_root, streams_among, translated
-from runstate.logs.disk import Disk, RealDisk
 from runstate.logs.handle import Handle
 from runstate.logs.log import (
     AppendResult,
@@ -35,7 +33,7 @@ from runstate.logs.log import (
     check_same_stream,
     refuse,
 )
-from runstate.logs.removed_directories import Sweeper, remove_directory
+from runstate.logs.stream_directories import files_beside, prepare_root, streams_among
 from runstate.logs.stream_models import model_after
 from runstate.logs.tombstone_files import (
     check_deletable,
@@ -63,6 +61,9 @@ from runstate.logs.wal.verify import verify_stream
 from runstate.logs.wal.writer import Writer
 from runstate.logs.wal.writers import OpenedWal, Writers
 from runstate.models.model import Draft, check_file_stream
+from runstate.storage.disk import Disk, RealDisk
+from runstate.storage.disk_errors import translated
+from runstate.storage.removed_directories import Sweeper, remove_directory
 
 _seq_max = 2**63 - 1
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from runstate.logs.disk import File
 from runstate.logs.log import Record
 from runstate.logs.wal.entries import NOT_UTF8, Damage, read_entry
 from runstate.logs.wal.findings import damaged, logger
 from runstate.logs.wal.lines import entry_before, numbered_lines
+from runstate.storage.disk import File
 
 _telling_bytes = 64
 """By so many bytes at its beginning, which tell the seq of its first entry, a WAL is known again."""

@@ -11,7 +11,6 @@ from contextlib import suppress
 from google_crc32c import value as crc32c
 
 from runstate.errors import LogDamaged, Truncated
-from runstate.logs.disk import Disk, File
 from runstate.logs.log import Head, Record, StreamInfo
 from runstate.logs.wal.archive import Segment, leading_to, segment_lines, segments
 from runstate.logs.wal.entries import Damage, Entry, intact_bodies, read_entry, whole_entry
@@ -28,6 +27,7 @@ from runstate.logs.wal.lines import (
     numbered_lines,
     start_of,
 )
+from runstate.storage.disk import Disk, File
 
 _opening = b'{"seq":'
 

@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from runstate.logs.disk import Disk, File, replace_durably
-from runstate.logs.file_proof import lock_in_place
 from runstate.logs.log import Finding, StoredSnapshot
 from runstate.logs.wal.archive import segments
 from runstate.logs.wal.entries import (
@@ -34,6 +32,8 @@ from runstate.logs.wal.lines import file_blocks, is_blank, last_entry, numbered_
 from runstate.logs.wal.reading import is_torn
 from runstate.logs.wal.rotation import highest_given, rotate, seqs_behind
 from runstate.logs.wal.snapshots import CorruptSnapshot, snapshot_seqs
+from runstate.storage.disk import Disk, File, replace_durably
+from runstate.storage.file_proof import lock_in_place
 
 
 class _Stretch(NamedTuple):

@@ -5,9 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from runstate.errors import SnapshotTooNew
-from runstate.logs.disk import Disk
 from runstate.logs.log import Finding
-from runstate.logs.overlay_disk import NoLock, OverlayDisk
 from runstate.logs.sealed import unsealed
 from runstate.logs.wal.coverage import begin_anew, begin_behind, find_lost, snapshot_ahead
 from runstate.logs.wal.files import StreamFiles, keep_copy, read_or_none
@@ -18,6 +16,8 @@ from runstate.logs.wal.recovery import set_aside
 from runstate.logs.wal.salvage import salvage_evidence
 from runstate.logs.wal.snapshots import CorruptSnapshot, read_snapshot, snapshot_paths
 from runstate.logs.wal.writer import Writer
+from runstate.storage.disk import Disk
+from runstate.storage.overlay_disk import NoLock, OverlayDisk
 
 
 def rehearse_repair(disk: Disk, files: StreamFiles, options: WalOptions, *, salvage: bool) -> list[Finding]:

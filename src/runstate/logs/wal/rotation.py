@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from runstate.logs.disk import Disk, File
 from runstate.logs.log import Finding
 from runstate.logs.wal.entries import ENTRY_DAMAGED, Damage, Entry, read_entry, whole_entry, write_entry
 from runstate.logs.wal.files import StreamFiles, keep_copy
@@ -20,6 +19,7 @@ from runstate.logs.wal.ledger import Ledger, Removed, replace_wal
 from runstate.logs.wal.lines import last_entry, numbered_lines
 from runstate.logs.wal.salvage import gather, set_lines_aside
 from runstate.logs.wal.snapshots import checkpointed_model, snapshot_seqs
+from runstate.storage.disk import Disk, File
 
 
 class _Tail(NamedTuple):

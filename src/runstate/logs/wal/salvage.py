@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from runstate.logs.disk import Disk, replace_durably
 from runstate.logs.log import Finding
 from runstate.logs.wal.entries import Entry, proven_entry, whole_entry, write_entry
 from runstate.logs.wal.files import StreamFiles, backups, read_or_none
 from runstate.logs.wal.findings import report_finding, wal_finding
 from runstate.logs.wal.held import Held
 from runstate.logs.wal.ledger import Ledger, replace_wal
+from runstate.storage.disk import Disk, replace_durably
 
 SALVAGED = "log.salvaged"
 SET_ASIDE = "log.set_aside"

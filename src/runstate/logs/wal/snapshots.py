@@ -20,12 +20,12 @@ import msgspec
 from google_crc32c import value as crc32c
 
 from runstate.errors import SnapshotTooNew
-from runstate.logs.directories import names_in
-from runstate.logs.disk import Disk
 from runstate.logs.log import StoredSnapshot, now
 from runstate.logs.wal.compression import compressed, decompressed
 from runstate.logs.wal.files import PREVIOUS, StreamFiles, read_or_none
 from runstate.models.canonical import digest
+from runstate.storage.directories import names_in
+from runstate.storage.disk import Disk
 
 snapshot_format = 1
 _form = re.compile(rb'{"format":(\d{1,9}),')

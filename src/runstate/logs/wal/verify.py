@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from runstate.errors import LogDamaged, SnapshotTooNew
-from runstate.logs.disk import Disk
 from runstate.logs.log import Finding
 from runstate.logs.sealed import unsealed
 from runstate.logs.wal.archive import verify_segments
@@ -26,6 +25,7 @@ from runstate.logs.wal.reading import View
 from runstate.logs.wal.recovery import check_beginning, salvage
 from runstate.logs.wal.salvage import SET_ASIDE
 from runstate.logs.wal.snapshots import CorruptSnapshot, read_snapshot, snapshot_paths
+from runstate.storage.disk import Disk
 
 
 def verify_stream(disk: Disk, files: StreamFiles, ledger: Ledger | None, view: View | None) -> Iterator[Finding]:

@@ -17,10 +17,6 @@ import msgspec
 from msgspec import UNSET
 
 from runstate.errors import AppendOutcomeUnknown, LogClosed, RunstateError, StreamDeleted
-from runstate.logs import disk as files_door
-from runstate.logs.directories import translate
-from runstate.logs.disk import Disk
-from runstate.logs.file_proof import FileChanged, check_in_place, file_lost
 from runstate.logs.log import AppendResult, Finding, Record
 from runstate.logs.tombstone_files import find_tombstone
 from runstate.logs.wal.buffer import Buffer
@@ -33,6 +29,10 @@ from runstate.logs.wal.reading import View
 from runstate.logs.wal.recovery import load
 from runstate.logs.wal.tickets import Batch, Job, Outcome, Ticket, Waiter
 from runstate.models.model import Draft
+from runstate.storage import disk as files_door
+from runstate.storage.disk import Disk
+from runstate.storage.disk_errors import translate
+from runstate.storage.file_proof import FileChanged, check_in_place, file_lost
 
 _backlog = 32
 """So many flushes' worth of entries may be buffered; beyond it, whoever adds to them waits for the disk."""

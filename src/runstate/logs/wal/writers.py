@@ -11,8 +11,6 @@ from threading import Lock
 from typing import NamedTuple, TypeVar
 
 from runstate.errors import LogClosed
-from runstate.logs.directories import lock_in, translate, translated
-from runstate.logs.disk import Disk, File
 from runstate.logs.log import Finding
 from runstate.logs.wal.entries import Damage
 from runstate.logs.wal.files import StreamFiles
@@ -24,6 +22,9 @@ from runstate.logs.wal.options import WalOptions
 from runstate.logs.wal.reading import extent
 from runstate.logs.wal.writer import Gone, Writer
 from runstate.models.model import Draft, check_file_stream
+from runstate.storage.directories import lock_in
+from runstate.storage.disk import Disk, File
+from runstate.storage.disk_errors import translate, translated
 
 T = TypeVar("T")
 Act = Callable[[Writer, Sequence[Draft], int | None], T]

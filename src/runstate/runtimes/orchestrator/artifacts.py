@@ -17,7 +17,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from runstate.logs.disk import (
+from runstate.models.canonical import digest
+from runstate.models.rundir.state import RunDirectory, WorkItem
+from runstate.storage.disk import (
     Lock,
     LockBusy,
     RealDisk,
@@ -26,8 +28,6 @@ from runstate.logs.disk import (
     replace_durably,
     write_new,
 )
-from runstate.models.canonical import digest
-from runstate.models.rundir.state import RunDirectory, WorkItem
 
 _chunk_bytes = 1 << 20
 _staged = re.compile(r"[0-9a-f]{16}|undo-[0-9a-f]{64}")

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import msgspec
 
 from runstate.errors import RunstateError
-from runstate.logs.disk import RealDisk, make_directories, write_private
 from runstate.models.canonical import check_value
 from runstate.models.rundir.events import Issue
+from runstate.storage.disk import RealDisk, make_directories, write_private
 
 _issue_bytes_max = 1 << 16
 

@@ -15,8 +15,6 @@ from typing import Any
 import msgspec
 
 from runstate.errors import LogBusy, RunstateError, SnapshotTooNew, StreamNotFound
-from runstate.logs.disk import LockBusy
-from runstate.logs.target_directory import cannot_write, refuse_foreign
 from runstate.models.canonical import digest
 from runstate.models.model import check_file_stream
 from runstate.models.rundir.events import Issue, RunCreated
@@ -32,6 +30,8 @@ from runstate.runtimes.orchestrator.staleness import refresh
 from runstate.runtimes.orchestrator.summary import drop_failure_summary, write_failure_summary
 from runstate.runtimes.orchestrator.trail import RunStore, Trail
 from runstate.runtimes.telemetry import Telemetry
+from runstate.storage.disk import LockBusy
+from runstate.storage.target_directory import cannot_write, refuse_foreign
 
 
 class MissingInput(RunstateError):

@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 
 from runstate.errors import LogFailed, RunstateError
-from runstate.logs.disk import RealDisk, make_directories, replace_durably
-from runstate.logs.user_state import user_state_directory
 from runstate.models.canonical import digest, undecodable
+from runstate.storage.disk import RealDisk, make_directories, replace_durably
+from runstate.storage.user_state import user_state_directory
 
 records_max = 10_000
 """When there are more, the oldest are removed: those runs need --app to be resumed."""

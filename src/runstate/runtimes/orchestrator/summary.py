@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from runstate.logs.disk import RealDisk, replace_durably
 from runstate.models.rundir.state import RunDirectory, WorkItem
 from runstate.runtimes.orchestrator.artifacts import newest_items
+from runstate.storage.disk import RealDisk, replace_durably
 
 _name = "failure.md"
 _title = "# The run "

@@ -22,7 +22,9 @@ from time import monotonic, sleep
 import msgspec
 
 from runstate.errors import LogBusy, LogFailed
-from runstate.logs.disk import (
+from runstate.models.session.ids import SessionId
+from runstate.runtimes.session.refusals import KeyringDamaged, KeyringExposed
+from runstate.storage.disk import (
     FILE_MODE,
     Disk,
     Lock,
@@ -32,8 +34,6 @@ from runstate.logs.disk import (
     replace_durably,
     temp_target,
 )
-from runstate.models.session.ids import SessionId
-from runstate.runtimes.session.refusals import KeyringDamaged, KeyringExposed
 
 _key_bytes = 32
 _patience_seconds = 1.0

@@ -13,12 +13,12 @@ from typing import Annotated, Self
 
 import msgspec
 
-from runstate.logs.disk import Disk
 from runstate.models.rundir.events import RunEvent
 from runstate.runtimes.telemetry.endpoint import Answer, Endpoint
 from runstate.runtimes.telemetry.outbox import Outbox
 from runstate.runtimes.telemetry.records import records
 from runstate.runtimes.telemetry.trouble import logger, unfailing
+from runstate.storage.disk import Disk
 
 _batch_max = 1000
 _idle_s = 1.0

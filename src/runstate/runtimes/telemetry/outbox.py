@@ -24,9 +24,9 @@ from pathlib import PurePath
 
 import msgspec
 
-from runstate.logs.disk import Disk, File, Lock, LockBusy, RealDisk, replace_durably, temp_target
 from runstate.models.canonical import undecodable
 from runstate.runtimes.telemetry.trouble import logger
+from runstate.storage.disk import Disk, File, Lock, LockBusy, RealDisk, replace_durably, temp_target
 
 _mark = b'{"settled":'
 _read_bytes = 64 * 1024

@@ -9,7 +9,8 @@ import errno
 import os
 from pathlib import PurePath
 
-from runstate.logs.disk import Disk, File, Identity, Kind, Lock
+from runstate.storage.descriptors import Identity
+from runstate.storage.disk import Disk, File, Kind, Lock
 
 
 class OverlayDisk:

@@ -28,7 +28,7 @@ from pathlib import PurePath, PurePosixPath
 from typing import Generic, Literal, TypeVar
 from zlib import crc32
 
-from runstate.logs.crash_states import (
+from runstate.conformance.crash_states import (
     DirectoryInode,
     FileInode,
     Pick,
@@ -37,8 +37,9 @@ from runstate.logs.crash_states import (
     every_choice,
     walk,
 )
-from runstate.logs.disk import TEMP_SUFFIX, File, Identity, Kind, Lock, LockBusy
-from runstate.logs.simulated_files import SimulatedDescriptor, SimulatedLock, disk_error
+from runstate.conformance.simulated_files import SimulatedDescriptor, SimulatedLock, disk_error
+from runstate.storage.descriptors import Identity
+from runstate.storage.disk import TEMP_SUFFIX, File, Kind, Lock, LockBusy
 
 T = TypeVar("T")
 Node = TypeVar("Node", "FileInode", "DirectoryInode")
@@ -235,14 +236,14 @@ class SimulatedDisk:
         """
         ways = list(islice(every_choice(self._crash), states_max + 1))
         if len(ways) > states_max:
-            samples = (self._crash(random.Random(seed + n).randrange) for n in range(states_max - 2))  # noqa: S311
+            samples = (self._crash(random.Random(seed + n).randrange) for n in range(states_max - 2))
             ways = [ways[0], *samples]
         for state in {frozenset(tree.items()): tree for tree in (self.tree(), *ways)}.values():
             yield SimulatedDisk._holding(state)
 
     def random_crash_state(self, seed: int) -> SimulatedDisk:
         """One disk that a power cut now may leave."""
-        return SimulatedDisk._holding(self._crash(random.Random(seed).randrange))  # noqa: S311
+        return SimulatedDisk._holding(self._crash(random.Random(seed).randrange))
 
     def _crash(self, pick: Pick) -> Tree:
         return dict(walk(self._root, PurePosixPath("/"), pick))

@@ -24,7 +24,16 @@ from typing import Literal, Protocol, Self
 
 import filelock
 
-from runstate.logs.descriptors import RealDescriptor, SharedLock, identify, link_refused, open_to_change, open_to_read
+from runstate.storage.descriptors import (
+    Descriptor,
+    Identity,
+    RealDescriptor,
+    SharedLock,
+    identify,
+    link_refused,
+    open_to_change,
+    open_to_read,
+)
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
@@ -33,8 +42,6 @@ TEMP = rf"\.[0-9a-f]{{16}}{re.escape(TEMP_SUFFIX)}"
 """What `Disk.temp_name` adds to a name, as a regular expression. A file whose name ends otherwise is not a temporary
 file of ours, and is never removed."""
 Kind = Literal["file", "directory", "other"]
-Identity = tuple[int, int]
-"""Of a file: its device and inode. While a file is open, no other file has its identity."""
 _temp_pattern = re.compile(f"(.+){TEMP}")
 
 
@@ -48,19 +55,6 @@ class LockBusy(BlockingIOError):
 
 class Lock(Protocol):
     def release(self) -> None: ...
-
-
-class Descriptor(Protocol):
-    """An open file as the kernel gives it: one call may move fewer bytes than it was asked to."""
-
-    def write(self, data: memoryview) -> int: ...
-    def read(self, offset: int, size: int) -> bytes: ...
-    def size(self) -> int: ...
-    def truncate(self, size: int) -> None: ...
-    def flush(self) -> None: ...
-    def identity(self) -> Identity: ...
-    def lock(self) -> None: ...
-    def close(self) -> None: ...
 
 
 class Disk(Protocol):

@@ -157,7 +157,7 @@ def _cuts(offset: int, size: int) -> Sequence[int]:
         return range(1, size)
     ends = {*range(1, 17), *range(size - 16, size)}
     pages = range(-offset % PAGE_BYTES or PAGE_BYTES, size, PAGE_BYTES)[:16]
-    return sorted({*ends, *pages, *random.Random(size).sample(range(1, size), 32)})  # noqa: S311
+    return sorted({*ends, *pages, *random.Random(size).sample(range(1, size), 32)})
 
 
 def every_choice(build: Callable[[Pick], T]) -> Iterator[T]:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from runstate.logs.crash_states import FileInode, Truncate, Write
-from runstate.logs.disk import Identity
+from runstate.conformance.crash_states import FileInode, Truncate, Write
+from runstate.storage.descriptors import Identity
 
 if TYPE_CHECKING:
-    from runstate.logs.simulated_disk import SimulatedDisk
+    from runstate.conformance.simulated_disk import SimulatedDisk
 
 
 def disk_error(number: int, what: object) -> OSError:

@@ -11,7 +11,7 @@ import errno
 from pathlib import PurePath
 
 from runstate.errors import AppendOutcomeUnknown
-from runstate.logs.disk import Disk, File
+from runstate.storage.disk import Disk, File
 
 
 class FileChanged(OSError):

@@ -6,22 +6,20 @@ gets the sign in front.
 
 from __future__ import annotations
 
-import errno
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import PurePath
 from typing import Protocol, runtime_checkable
 
-from runstate.errors import InvalidStream, LogBusy, LogFailed, LogFull, LogNotFound, NotALog, RunstateError
-from runstate.logs.disk import Disk, File, Lock, LockBusy, refuse_links
-from runstate.logs.permissions import denial
-from runstate.logs.target_directory import foreign_entries, refuse_foreign
+from runstate.errors import InvalidStream, LogNotFound, NotALog
 from runstate.models.model import check_file_stream
+from runstate.storage.disk import Disk
+from runstate.storage.disk_errors import translate, translated
+from runstate.storage.target_directory import foreign_entries, refuse_foreign
 
 LOCKS = ".locks"
 _nothing = re.compile("(?!)")
-_full = {errno.ENOSPC, errno.EDQUOT}
 _escape = "%"
 
 
@@ -59,33 +57,6 @@ def _is_stream(stream: str) -> bool:
     return True
 
 
-def names_in(disk: Disk, directory: PurePath) -> list[str]:
-    """What a directory holds; nothing where there is none."""
-    with suppress(FileNotFoundError, NotADirectoryError):
-        return disk.names(directory)
-    return []
-
-
-def remove_tree(disk: Disk, path: PurePath) -> None:
-    """Remove a directory with everything in it. A symlink in it is removed, and not followed.
-
-    What another process removes meanwhile is not an error.
-    """
-    if disk.kind(path) != "directory":
-        return
-    for name in names_in(disk, path):
-        try:
-            disk.remove(path / name)
-        except FileNotFoundError:
-            continue
-        except IsADirectoryError:
-            remove_tree(disk, path / name)
-    try:
-        disk.remove_directory(path)
-    except FileNotFoundError:
-        return
-
-
 def files_beside(disk: Disk, home: PurePath, own: re.Pattern[str]) -> list[str]:
     """What a stream's directory holds beside what `own` matches. Empty directories do not count."""
     with translated():
@@ -93,79 +64,6 @@ def files_beside(disk: Disk, home: PurePath, own: re.Pattern[str]) -> list[str]:
             return []
         found = foreign_entries(home, own, disk=disk)
         return [path.rstrip("/") for path in found if not path.endswith("/") or disk.names(home / path)]
-
-
-def translate(error: OSError) -> RunstateError:
-    """The operating system's errors in our words. Nothing was written."""
-    if isinstance(error, LockBusy):
-        return LogBusy("Another writer holds this stream; try again")
-    if error.errno in _full:
-        return LogFull()
-    if (denied := denial(error)) is not None:
-        return denied
-    return LogFailed(f"The disk refused: {error.strerror or error} ({error.filename})")
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise translate(error) from error
-
-
-def lock_in(disk: Disk, path: PurePath, *, shared: bool = False, writes_to: Sequence[PurePath] = ()) -> Lock:
-    """Take a lock whose directory is made with the first one, to write into the directories `writes_to`.
-
-    Raises:
-        LockBusy: somebody holds it.
-        OSError: one of these directories is a symbolic link.
-    """
-    refuse_links(disk, path.parent, *writes_to)
-    try:
-        return disk.lock(path, shared=shared)
-    except FileNotFoundError:
-        with suppress(FileExistsError):
-            disk.make_directory(path.parent)
-        return disk.lock(path, shared=shared)
-
-
-def make_durable_directory(disk: Disk, path: PurePath) -> None:
-    """Make a directory if it does not exist; once this returns, its name survives a power cut."""
-    is_new = not disk.exists(path)
-    with suppress(FileExistsError):
-        disk.make_directory(path)
-    try:
-        # Also for an existing one: the process that made it may have been killed before this.
-        disk.sync_directory(path.parent)
-    except BaseException:
-        # A name that a sync has failed on is never durable for sure; only a new one is.
-        if is_new:
-            with suppress(OSError):
-                disk.remove_directory(path)
-        raise
-
-
-def create_in(disk: Disk, path: PurePath) -> File:
-    """Make a stream's first file, and its directory; once this returns, both names survive a power cut."""
-    home = path.parent
-    with suppress(FileExistsError):
-        disk.make_directory(home)
-    try:
-        file = disk.create(path)
-        try:
-            disk.sync_directory(home)
-            disk.sync_directory(home.parent)
-        except BaseException:
-            # Names that a sync has failed on are never sure again; only new ones are.
-            file.close()
-            disk.remove(path)
-            raise
-    except BaseException:
-        with suppress(OSError):
-            disk.remove_directory(home)
-        raise
-    return file
 
 
 def prepare_root(disk: Disk, root: PurePath, create: bool, has_streams: Callable[[list[str]], bool]) -> bool:

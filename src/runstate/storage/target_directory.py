@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import PurePath
 
 from runstate.errors import LogFailed, LogFull, NotALog, RunstateError
-from runstate.logs.disk import Disk, LockBusy, RealDisk
-from runstate.logs.permissions import denial
+from runstate.storage.disk import Disk, LockBusy, RealDisk
+from runstate.storage.permissions import denial
 
 _full = {errno.ENOSPC, errno.EDQUOT}
 _real_disk = RealDisk()

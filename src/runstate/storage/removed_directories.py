@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import PurePath
 
-from runstate.logs.directories import names_in, remove_tree
-from runstate.logs.disk import Disk, temp_target
+from runstate.storage.directories import names_in, remove_tree
+from runstate.storage.disk import Disk, temp_target
 
 _removed = ".deleted"
 

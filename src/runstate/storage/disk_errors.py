@@ -1,0 +1,32 @@
+"""The operating system's errors in our words."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from runstate.errors import LogBusy, LogFailed, LogFull, RunstateError
+from runstate.storage.disk import LockBusy
+from runstate.storage.permissions import denial
+
+_full = {errno.ENOSPC, errno.EDQUOT}
+
+
+def translate(error: OSError) -> RunstateError:
+    """The operating system's errors in our words. Nothing was written."""
+    if isinstance(error, LockBusy):
+        return LogBusy("Another writer holds this stream; try again")
+    if error.errno in _full:
+        return LogFull()
+    if (denied := denial(error)) is not None:
+        return denied
+    return LogFailed(f"The disk refused: {error.strerror or error} ({error.filename})")
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise translate(error) from error
