@@ -1,14 +1,15 @@
 """Snapshots kept up to date with the appends: with every one, every n events, or never.
 
-A stored snapshot may be behind the log, after a kill or under contention. It is never ahead of it, and it is brought up
-to date by the next append or read. What goes wrong with it is an alert, not a failure of the append that it follows.
+A log that is a `SnapshottingLog` saves the snapshot in the commit of the append. In others, a stored snapshot may be
+behind the log, after a kill or under contention. It is never ahead of it, and it is brought up to date by the next
+append or read. What goes wrong with it is an alert, not a failure of the append.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import Any, Generic
 
@@ -16,9 +17,10 @@ import msgspec
 
 from runstate.alerts import AlertBook
 from runstate.errors import InvalidJson, LogBusy, RunstateError, StreamNotFound, Truncated
-from runstate.logs.log import EventLog, StoredSnapshot, StreamInfo, begins_after
+from runstate.logs.log import EventLog, Record, StoredSnapshot, StreamInfo, begins_after
+from runstate.logs.snapshotting import MakeSnapshot, SnapshottingLog, StreamEnd
 from runstate.models.canonical import digest
-from runstate.models.model import Alert, Model, S
+from runstate.models.model import Alert, AlertSink, Model, S
 
 _states_max = 1000
 """States kept in memory between appends; a forgotten one is loaded again."""
@@ -55,6 +57,7 @@ class Snapshots(Generic[S]):
         self._kept_lock = Lock()
         # Striped by stream: threads on different streams never wait for each other's folds.
         self._fold_locks = [Lock() for _ in range(64)]
+        self._is_saved_with_appends = every > 0 and isinstance(log, SnapshottingLog)
 
     def stored(self, stream: str) -> StoredSnapshot | None:
         """The stored snapshot, if its bytes still have their digest and this version of the model wrote it.
@@ -104,6 +107,79 @@ class Snapshots(Generic[S]):
             made = self.of(state, seq)
             self._log.save_snapshot(stream, msgspec.structs.replace(made, first_persisted_at=first_persisted_at))
 
+    @contextmanager
+    def making(self, *streams: str) -> Iterator[MakeSnapshot | None]:
+        """What an append to these streams gives to its log, so that the snapshots are in its own commit. None where
+        the log cannot do so. Alerts of the new events are raised once the append is done."""
+        if not self._is_saved_with_appends:
+            yield None
+            return
+        for stream in streams:
+            if stream not in self._kept:
+                # The state before the append is loaded now, while nothing is locked. What fails here fails there too.
+                with suppress(RunstateError), self._fold_lock(stream):
+                    if (info := self._log.stream(stream)) is not None:
+                        self._state(stream, info)
+        alerts: list[Alert] = []
+        yield lambda end, records: self._make(end, records, alerts.append)
+        for alert in alerts:
+            self._alerts.raise_once(alert)
+
+    def _make(self, end: StreamEnd, records: Sequence[Record], alert: AlertSink) -> StoredSnapshot | None:
+        """The snapshot with new records; None if it is not due, or if the state before them is not in memory: then
+        `appended` brings the snapshot up to date."""
+        stream, last = records[0].stream, records[-1]
+        lock = self._fold_lock(stream)
+        # Its holder may be waiting for the very transaction that this is part of.
+        if not lock.acquire(blocking=False):
+            return None
+        try:
+            kept = self._kept_before(stream, end, records[0])
+            if kept is None:
+                return None
+            kept.state = self._model.fold(kept.state, [record.body for record in records], alert)
+            kept.seq, kept.line_digest = last.seq, digest(last.body)
+            if kept.seq - kept.saved_seq < self._every:
+                return None
+            kept.saved_seq = kept.seq
+            return self.of(kept.state, kept.seq)
+        except Exception:  # noqa: BLE001 - `appended` meets it again, and reports it
+            self.forget(stream)
+            return None
+        finally:
+            lock.release()
+
+    def is_current(self, stream: str, seq: int) -> bool:
+        """Whether the commit of an append that ended with `seq` took care of the snapshot."""
+        with self._kept_lock:
+            kept = self._kept.get(stream)
+        return self._is_saved_with_appends and kept is not None and kept.seq >= seq
+
+    def _kept_before(self, stream: str, end: StreamEnd, first: Record) -> _Kept[S] | None:
+        """The state in memory, if it is of the event that the stream ended with before."""
+        with self._kept_lock:
+            kept = self._kept.get(stream)
+            if not end.last_seq:
+                kept = self._remember(stream, _Kept(self._model.initial(stream), 0, first.persisted_at))
+            elif kept is not None:
+                line_digest = "" if end.last_line is None else digest(end.last_line)
+                if (kept.born, kept.seq, kept.line_digest) != (end.first_persisted_at, end.last_seq, line_digest):
+                    # Of a transaction that was rolled back, or another process has appended.
+                    del self._kept[stream]
+                    return None
+                self._kept.move_to_end(stream)
+            return kept
+
+    def _fold_lock(self, stream: str) -> Lock:
+        return self._fold_locks[hash(stream) % len(self._fold_locks)]
+
+    def _remember(self, stream: str, kept: _Kept[S]) -> _Kept[S]:
+        """The caller holds `_kept_lock`."""
+        self._kept[stream] = kept
+        if len(self._kept) > _states_max:
+            self._kept.popitem(last=False)
+        return kept
+
     def appended(self, stream: str, lines: Sequence[tuple[int, bytes]]) -> None:
         """Bring the snapshot up to date with events that were just stored: their seq, and their line.
 
@@ -112,7 +188,7 @@ class Snapshots(Generic[S]):
         if not self._every:
             return
         try:
-            with self._fold_locks[hash(stream) % len(self._fold_locks)]:
+            with self._fold_lock(stream):
                 self._advance(stream, lines)
         except Exception as error:  # noqa: BLE001 - the events are stored, and must not look as if they were not
             self.forget(stream)
@@ -165,10 +241,7 @@ class Snapshots(Generic[S]):
             with suppress(Truncated):
                 kept.line_digest = self._line_digest(stream, stored.seq)
         with self._kept_lock:
-            self._kept[stream] = kept
-            if len(self._kept) > _states_max:
-                self._kept.popitem(last=False)
-        return kept
+            return self._remember(stream, kept)
 
     def _is_of(self, stream: str, info: StreamInfo, kept: _Kept[S]) -> bool:
         """Whether a state is of the history that the log holds now. Another process may have deleted the stream or cut

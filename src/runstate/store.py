@@ -25,10 +25,11 @@ from runstate.errors import (
 )
 from runstate.logs.append_checks import check_appendable, index_in_batch
 from runstate.logs.archived_streams import answer_from_archive, find_event, source_of, stream_not_found, tombstone_for
-from runstate.logs.bulk import Answer, append_many
+from runstate.logs.bulk import Answer
 from runstate.logs.log import AppendResult, EventLog, StoredSnapshot, check_after, check_expected
 from runstate.logs.pairing import model_for
 from runstate.logs.registry import open_log
+from runstate.logs.snapshotting import append_batch, append_batches
 from runstate.logs.stream_models import find_stream, find_whole_stream
 from runstate.logs.stream_times import seq_at
 from runstate.logs.unfoldable import folding
@@ -147,7 +148,10 @@ class Store(Generic[W, E, S]):
                 if self._check_transitions:
                     self._refuse_impossible(stream, drafts)
         batches = [(stream, [draft for _, draft in numbered]) for stream, numbered in by_stream.items()]
-        answers = [None] * len(batches) if self._check_transitions else append_many(self.log, batches)
+        answers: Sequence[Answer | None] = [None] * len(batches)
+        if not self._check_transitions:
+            with self.snapshots.making(*by_stream) as make:
+                answers = append_batches(self.log, batches, make)
         refusals: list[RunstateError] = []
         for (stream, drafts), numbered, answer in zip(batches, by_stream.values(), answers, strict=True):
             try:
@@ -320,18 +324,23 @@ class Store(Generic[W, E, S]):
         self, stream: str, drafts: list[Draft], expected_seq: int | None, answer: Answer | None = None
     ) -> list[AppendResult]:
         """Append to one stream, and keep its snapshot. `answer` is the log's, where it was asked already."""
-        append = self._append_possible if self._check_transitions else self.log.append
         try:
             if isinstance(answer, RunstateError):
                 raise answer
-            results = append(stream, drafts, expected_seq=expected_seq) if answer is None else answer
+            append = self._append_possible if self._check_transitions else self._append_to_log
+            results = append(stream, drafts, expected_seq) if answer is None else answer
         except StreamDeleted:
             results = answer_from_archive(self.log, stream, drafts)
         for draft, result in zip(drafts, results, strict=True):
             if result.mismatch:
                 self.alerts.raise_once(content_mismatch(stream, draft, result))
-        self.snapshots.appended(stream, self._new_lines(stream, drafts, results))
+        if not (results[-1].persisted and self.snapshots.is_current(stream, results[-1].seq)):
+            self.snapshots.appended(stream, self._new_lines(stream, drafts, results))
         return results
+
+    def _append_to_log(self, stream: str, drafts: list[Draft], expected_seq: int | None) -> list[AppendResult]:
+        with self.snapshots.making(stream) as make:
+            return append_batch(self.log, stream, drafts, make, expected_seq)
 
     def _new_lines(self, stream: str, drafts: list[Draft], results: list[AppendResult]) -> list[tuple[int, bytes]]:
         """What was just stored: each seq with its line, rendered again, which is cheaper than reading it."""
@@ -341,12 +350,12 @@ class Store(Generic[W, E, S]):
             return [(record.seq, record.body) for record in records]
         return [(result.seq, draft.render(result.seq, result.persisted_at)) for draft, result in new]
 
-    def _append_possible(self, stream: str, drafts: list[Draft], *, expected_seq: int | None) -> list[AppendResult]:
+    def _append_possible(self, stream: str, drafts: list[Draft], expected_seq: int | None) -> list[AppendResult]:
         """Append only what is possible in the state that the stream is in, whoever else appends meanwhile."""
         while True:
             seq = self._refuse_impossible(stream, drafts, expected_seq)
             try:
-                return self.log.append(stream, drafts, expected_seq=seq if expected_seq is None else expected_seq)
+                return self._append_to_log(stream, drafts, seq if expected_seq is None else expected_seq)
             except SequenceConflict:
                 if expected_seq is not None:
                     raise

@@ -35,7 +35,7 @@ from runstate.errors import (
     Truncated,
     UnknownModel,
 )
-from runstate.logs.log import AppendResult, StoredSnapshot
+from runstate.logs.log import AppendResult, Record, StoredSnapshot
 from runstate.logs.sqlite.writer import Writer
 from runstate.logs.wal import WalLog
 from runstate.models.canonical import digest, parse
@@ -46,6 +46,9 @@ from runstate.models.tagged import Fact, TaggedModel
 Open = Callable[..., EngineStore]
 Write = Callable[..., RunEventWrite]
 V1 = Callable[..., CanonicalEngineEvent]
+
+saving_separately = ["memory", "ndjson"]
+"""Logs that save a snapshot after the commit of its events. SQLite saves it in the same one."""
 
 
 class NewerEngine(EngineModel):
@@ -311,6 +314,89 @@ def test_a_read_saves_the_snapshot_that_a_killed_append_did_not(open_store: Open
     assert (found.status, stored_seq(other)) == ("COMPLETED", 4)
 
 
+# --- snapshots in the commit of their events ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sqlite_store(tmp_path: Path) -> Iterator[EngineStore]:
+    with runstate.open(f"sqlite:{tmp_path}/log.db") as store:
+        yield store
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_snapshot_needs_no_save_of_its_own(
+    sqlite_store: EngineStore, write: Write, monkeypatch: pytest.MonkeyPatch, streams: int
+) -> None:
+    for save in ("save_snapshot", "save_snapshots"):
+        monkeypatch.setattr(sqlite_store.log, save, raise_disk_full)
+    events = [write(kind, run=f"r-{number}") for kind in ("RunStarted", "Note") for number in range(streams)]
+    sqlite_store.append_events(events[:streams])
+    sqlite_store.append_events(events[streams:])
+    kept = [sqlite_store.stored_snapshot(f"r-{number}") for number in range(streams)]
+    assert [(found.seq, found.behind) for found in kept if found is not None] == [(2, 0)] * streams
+
+
+def test_the_next_append_goes_on_from_the_snapshot_of_another_process(
+    sqlite_store: EngineStore, write: Write, tmp_path: Path
+) -> None:
+    sqlite_store.append_event(write())
+    with runstate.open(f"sqlite:{tmp_path}/log.db") as other:
+        other.append_event(write("StepStarted", "a"))
+    sqlite_store.append_event(write("StepCompleted", "a"))
+    assert (stored_seq(sqlite_store), same_as_replay(sqlite_store)) == (3, True)
+
+
+def test_a_state_of_a_transaction_that_was_rolled_back_is_not_kept(
+    sqlite_store: EngineStore, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sqlite_store.append_event(write())
+    with monkeypatch.context() as patched:
+        patched.setattr("runstate.logs.sqlite.appends.save_with_events", raise_disk_full)
+        with pytest.raises(LogFull):
+            sqlite_store.append_event(write("RunCompleted"))
+    sqlite_store.append_event(write("StepStarted", "a"))
+    assert (stored_seq(sqlite_store), same_as_replay(sqlite_store)) == (2, True)
+
+
+def raise_disk_full(*_: object) -> None:
+    error = sqlite3.OperationalError("disk full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    raise error
+
+
+def test_an_alert_is_raised_once_the_event_is_stored(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[Alert] = []
+    with runstate.open(f"sqlite:{tmp_path}/log.db", on_alert=raised.append) as store:
+        store.append_events([write(), write("RunCompleted")])
+        with monkeypatch.context() as patched:
+            patched.setattr("runstate.logs.sqlite.appends.save_with_events", raise_disk_full)
+            with pytest.raises(LogFull):
+                store.append_event(write("RunCancelled"))
+        assert raised == []
+        store.append_event(write("RunCancelled"))
+        assert [alert.code for alert in raised] == ["INVALID_TRANSITION"]
+
+
+def test_threads_on_one_run_leave_the_snapshot_of_its_last_event(sqlite_store: EngineStore, write: Write) -> None:
+    events = [write("StepStarted", f"step-{number}") for number in range(200)]
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(sqlite_store.append_event, events))
+    assert (stored_seq(sqlite_store), same_as_replay(sqlite_store)) == (200, True)
+
+
+def test_a_run_that_was_begun_again_gets_a_snapshot_of_its_own(sqlite_store: EngineStore, write: Write) -> None:
+    sqlite_store.append_events(a_run(write))
+    sqlite_store.log.delete_stream("r-1")  # Behind the store's back, as another process would.
+    sqlite_store.append_event(write("StepStarted", "other"))
+    assert (stored_seq(sqlite_store), same_as_replay(sqlite_store)) == (1, True)
+
+
+# --- snapshots saved after their events -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("open_store", saving_separately, indirect=True)
 def test_a_read_heals_a_snapshot_that_contention_left_behind(
     open_store: Open, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -476,6 +562,7 @@ def test_the_current_state_of_a_stream_that_is_not_there_is_the_initial_one(open
     assert open_store().current_state("r-1") == RunSnapshot("r-1")
 
 
+@pytest.mark.parametrize("open_store", saving_separately, indirect=True)
 def test_a_snapshot_that_cannot_be_kept_is_an_alert_and_no_failure_of_the_append(
     open_store: Open, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -491,6 +578,7 @@ def test_a_snapshot_that_cannot_be_kept_is_an_alert_and_no_failure_of_the_append
     assert [(alert.code, alert.subject) for alert in raised] == [("SNAPSHOT_FAILED", "r-1")]
 
 
+@pytest.mark.parametrize("open_store", saving_separately, indirect=True)
 @pytest.mark.parametrize(("error", "alerts"), [(LogBusy, 0), (LogFull, 1)])
 def test_the_snapshot_catches_up_once_it_can_be_kept_again_and_mere_contention_is_no_alert(
     open_store: Open, write: Write, monkeypatch: pytest.MonkeyPatch, error: type[RunstateError], alerts: int
@@ -529,6 +617,7 @@ def test_another_history_under_the_same_name_is_not_taken_for_the_one_that_is_ke
     assert (stored.seq, stored.body) == (5, ENGINE.dump(store.snapshot_at("r-1", seq=5)))
 
 
+@pytest.mark.parametrize("open_store", saving_separately, indirect=True)
 def test_a_snapshot_that_was_saved_of_a_history_that_is_gone_is_put_right_by_the_next_append(
     open_store: Open, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -548,6 +637,7 @@ def test_a_snapshot_that_was_saved_of_a_history_that_is_gone_is_put_right_by_the
     assert (stored_seq(store), same_as_replay(store)) == (4, True)
 
 
+@pytest.mark.parametrize("open_store", saving_separately, indirect=True)
 def test_a_state_is_gone_on_with_at_the_cost_of_one_line(
     open_store: Open, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -919,15 +1009,15 @@ def test_the_check_looks_again_when_another_writer_was_faster(
 ) -> None:
     store = open_store(check_transitions=True)
     store.append_event(write())
-    append = store.log.append
+    find = store.log.find
     overtaken: list[list[AppendResult]] = []
 
-    def overtaking(stream: str, drafts: Any, *, expected_seq: int | None = None) -> list[AppendResult]:
+    def overtaking(stream: str, key: str) -> Record | None:
         if not overtaken:
-            overtaken.append(append(stream, [ENGINE.draft(write("RunCancelled"))[1]]))
-        return append(stream, drafts, expected_seq=expected_seq)
+            overtaken.append(store.log.append(stream, [ENGINE.draft(write("RunCancelled"))[1]]))
+        return find(stream, key)
 
-    monkeypatch.setattr(store.log, "append", overtaking)
+    monkeypatch.setattr(store.log, "find", overtaking)
     with pytest.raises(InvalidTransition):
         store.append_event(write("RunCompleted"))
     assert [e.event_type for e in store.fetch_events("r-1")] == ["RunStarted", "RunCancelled"]

@@ -14,6 +14,7 @@ from runstate.conformance.claims.models import ModelClaims
 from runstate.conformance.claims.races import RaceClaims
 from runstate.conformance.claims.reads import ReadClaims
 from runstate.conformance.claims.refusals import RefusalClaims
+from runstate.conformance.claims.snapshotting import SnapshottingClaims
 from runstate.conformance.claims.tenants import TenantClaims
 from runstate.conformance.claims.tombstones import TombstoneClaims
 from runstate.conformance.history import check_histories, how_default
@@ -31,6 +32,7 @@ class LogConformance(
     ReadClaims,
     FeedClaims,
     SnapshotClaims,
+    SnapshottingClaims,
     DeletionClaims,
     TombstoneClaims,
     AdoptionClaims,

@@ -22,6 +22,8 @@ from runstate.logs.log import (
     check_same_stream,
 )
 from runstate.logs.planning import StreamPlan
+from runstate.logs.snapshotting import MakeSnapshot, StreamEnd
+from runstate.logs.sqlite.snapshots import save_with_events
 from runstate.logs.stored_rows import checksum, read_records, record_columns
 from runstate.logs.stream_models import model_after
 from runstate.logs.tombstones import Tombstone, if_counting
@@ -46,6 +48,9 @@ RETURNING id
 insert_event = """
 INSERT INTO events (stream_id, seq, event_id, type, key, tenant, emitted_at, persisted_at, crc, body)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_select_end = """
+SELECT first_persisted_at, seq, body FROM streams, events WHERE streams.id = ? AND stream_id = streams.id AND seq = ?
 """
 _select_body = "SELECT body FROM events WHERE stream_id = ? AND seq = ?"
 _select_range = """
@@ -112,10 +117,12 @@ class Heads:
 class Append:
     """One caller's append: what it asks for, and what came of it."""
 
-    __slots__ = ("drafts", "error", "expected_seq", "result", "stream")
+    __slots__ = ("drafts", "error", "expected_seq", "make", "result", "stream")
 
-    def __init__(self, stream: str, drafts: Sequence[Draft], expected_seq: int | None) -> None:
-        self.stream, self.drafts, self.expected_seq = stream, drafts, expected_seq
+    def __init__(
+        self, stream: str, drafts: Sequence[Draft], expected_seq: int | None, make: MakeSnapshot | None = None
+    ) -> None:
+        self.stream, self.drafts, self.expected_seq, self.make = stream, drafts, expected_seq, make
         self.result: list[AppendResult] = []
         self.error: RunstateError | None = None
 
@@ -130,9 +137,11 @@ def append_new(connection: sqlite3.Connection, heads: Heads, appends: Sequence[A
     for append in appends:
         by_stream.setdefault(append.stream, []).append(append)
     rows: list[Row] = []
+    snapshots: list[tuple[int, int, MakeSnapshot | None, list[Record]]] = []
     for stream, group in by_stream.items():
         drafts = [draft for append in group for draft in append.drafts]
         stream_id, plan = heads.claim(connection, stream, drafts, persisted_at)
+        seq_before = plan.last_seq
         try:
             for append in group:
                 append.result = plan.add(append.drafts, append.expected_seq, persisted_at)
@@ -141,10 +150,14 @@ def append_new(connection: sqlite3.Connection, heads: Heads, appends: Sequence[A
         if len(plan.new) < len(drafts):
             raise KnownKey
         rows += [_row(stream_id, record) for record in plan.new.values()]
+        make = next((append.make for append in reversed(group) if append.make is not None), None)
+        snapshots.append((stream_id, seq_before, make, list(plan.new.values())))
     try:
         connection.executemany(insert_event, rows)
     except sqlite3.IntegrityError as error:
         raise KnownKey from error
+    for snapshot in snapshots:
+        _save_snapshot(connection, *snapshot)
 
 
 def append_checked(connection: sqlite3.Connection, appends: Sequence[Append], persisted_at: str) -> None:
@@ -162,7 +175,21 @@ def append_checked(connection: sqlite3.Connection, appends: Sequence[Append], pe
         except RunstateError as error:
             append.error = error
         else:
-            _write_records(connection, stream, list(plan.new.values()), plan.model)
+            new = list(plan.new.values())
+            stream_id = _write_records(connection, stream, new, plan.model)
+            _save_snapshot(connection, stream_id, seq, append.make, new)
+
+
+def _save_snapshot(
+    connection: sqlite3.Connection, stream_id: int, last_seq: int, make: MakeSnapshot | None, new: Sequence[Record]
+) -> None:
+    """Save the snapshot that includes new records of a stream which ended with `last_seq` before."""
+    if make is None or not new:
+        return
+    row = connection.execute(_select_end, (stream_id, last_seq)).fetchone() if last_seq else ("", 0, None)
+    # Without that row, the stream is damaged, and a reader finds out how.
+    if row is not None and (snapshot := make(StreamEnd(*row), new)) is not None:
+        save_with_events(connection, stream_id, snapshot)
 
 
 def adopt_rows(connection: sqlite3.Connection, stream: str, records: Sequence[Record], model: str) -> int:
@@ -239,13 +266,18 @@ def _move(
     return connection.execute(_move_head, moved).rowcount > 0
 
 
-def _write_records(connection: sqlite3.Connection, stream: str, new: Sequence[Record], model: str) -> None:
-    """Write records behind the stream's last one, and move or make its head. `model` is that of a new stream."""
-    if new:
-        first, last = new[0], new[-1]
-        head = (stream, first.tenant, last.seq, len(new), first.persisted_at, last.persisted_at, model)
-        (stream_id,) = connection.execute(_put_head, head).fetchone()
-        connection.executemany(insert_event, [_row(stream_id, record) for record in new])
+def _write_records(connection: sqlite3.Connection, stream: str, new: Sequence[Record], model: str) -> int:
+    """Write records behind the stream's last one, and move or make its head. `model` is that of a new stream.
+
+    Returns the stream's number; 0 where nothing is new.
+    """
+    if not new:
+        return 0
+    first, last = new[0], new[-1]
+    head = (stream, first.tenant, last.seq, len(new), first.persisted_at, last.persisted_at, model)
+    (stream_id,) = connection.execute(_put_head, head).fetchone()
+    connection.executemany(insert_event, [_row(stream_id, record) for record in new])
+    return int(stream_id)
 
 
 def _find_first(connection: sqlite3.Connection, stream: str, stream_id: int, key: str) -> Record | None:

@@ -40,6 +40,7 @@ from runstate.logs.log import (
     check_limit,
     decimal_position,
 )
+from runstate.logs.snapshotting import MakeSnapshot
 from runstate.logs.sqlite.appends import Append, adopt_rows, delete_rows, find_tombstone
 from runstate.logs.sqlite.damaged_text import fetch_rows
 from runstate.logs.sqlite.readers import Readers, ReadOnlyReaders, can_write, create_private, is_empty, is_there
@@ -155,8 +156,17 @@ class SqliteLog(Handle):
         return append.result
 
     def append_many(self, batches: Sequence[Batch]) -> list[Answer]:
+        return self._append_many([Append(stream, drafts, None) for stream, drafts in batches])
+
+    def append_with_snapshots(
+        self, batches: Sequence[Batch], make: MakeSnapshot, *, expected_seq: int | None = None
+    ) -> list[Answer]:
+        return self._append_many([Append(stream, drafts, expected_seq, make) for stream, drafts in batches])
+
+    def _append_many(self, appends: list[Append]) -> list[Answer]:
+        for append in appends:
+            check_stream(append.stream)
         self._check_open()
-        appends = [Append(stream, drafts, None) for stream, drafts in batches]
         self._writing().append_many(appends)
         return [append.result if append.error is None else append.error for append in appends]
 

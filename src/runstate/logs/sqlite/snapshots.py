@@ -20,6 +20,9 @@ SET version = excluded.version, seq = excluded.seq, digest = excluded.digest, bo
 WHERE excluded.version <> version OR excluded.seq >= seq
     OR seq > (SELECT last_seq FROM streams WHERE id = excluded.stream_id)
 """
+_save_with_events = """
+INSERT OR REPLACE INTO snapshots (stream_id, model, version, seq, digest, body) VALUES (?, ?, ?, ?, ?, ?)
+"""
 _exists = "SELECT 1 FROM streams WHERE stream = ?"
 
 
@@ -36,6 +39,12 @@ def save(connection: sqlite3.Connection, stream: str, snapshot: StoredSnapshot) 
 def save_all(connection: sqlite3.Connection, snapshots: Sequence[tuple[str, StoredSnapshot]]) -> None:
     """Save many; those of streams that are gone are passed over."""
     connection.executemany(_save, [_values(stream, snapshot) for stream, snapshot in snapshots])
+
+
+def save_with_events(connection: sqlite3.Connection, stream_id: int, snapshot: StoredSnapshot) -> None:
+    """Save a snapshot of a stream's last event, in the transaction that writes that event: none can be newer."""
+    values = (snapshot.model, snapshot.version, snapshot.seq, snapshot.digest, snapshot.body)
+    connection.execute(_save_with_events, (stream_id, *values))
 
 
 def _values(stream: str, snapshot: StoredSnapshot) -> tuple[object, ...]:
