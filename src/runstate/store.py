@@ -30,6 +30,7 @@ from runstate.logs.log import AppendResult, EventLog, StoredSnapshot, check_afte
 from runstate.logs.pairing import model_for
 from runstate.logs.registry import open_log
 from runstate.logs.snapshotting import append_batch, append_batches
+from runstate.logs.stream_bodies import read_bodies
 from runstate.logs.stream_models import find_stream, find_whole_stream
 from runstate.logs.stream_times import seq_at
 from runstate.logs.unfoldable import folding
@@ -203,8 +204,8 @@ class Store(Generic[W, E, S]):
     def fetch_events(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[E]:
         """At most `limit` events with `seq > after_seq`, ascending; empty for a stream that is not there."""
         check_after(after_seq)
-        find_stream(self.log, stream, self.model.name)
-        return [self.model.decode(record.body) for record in self.log.read(stream, after_seq=after_seq, limit=limit)]
+        info = find_stream(self.log, stream, self.model.name)
+        return [self.model.decode(line) for line in read_bodies(self.log, stream, info, after_seq, limit)]
 
     def get_snapshot(self, stream: str) -> S | None:
         """The state now: the stored snapshot, brought up to date with the log. None if there is no such stream."""

@@ -53,7 +53,7 @@ class RunEventWrite(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=
     """Members that this version does not know; written at the top level of the JSON, as they came."""
 
 
-class RunEventRecord(RunEventWrite, kw_only=True, rename="camel", omit_defaults=True):
+class RunEventRecord(RunEventWrite, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """An event of contract v2, as the store gives it back."""
 
     run_seq: int
@@ -101,6 +101,12 @@ def from_members(kind: type[Event], members: Any, *, stored: bool = False) -> Ev
     Raises:
         InvalidEvent: with the path of the member that breaks the schema.
     """
+    event = _typed(kind, members)
+    check(event, stored=stored)
+    return event
+
+
+def _typed(kind: type[Event], members: Any) -> Event:
     if not isinstance(members, dict):
         raise InvalidEvent(f"An event is a JSON object, not {type(members).__name__}")
     known = _wire_names[kind]
@@ -111,25 +117,20 @@ def from_members(kind: type[Event], members: Any, *, stored: bool = False) -> Ev
     except msgspec.ValidationError as error:
         raise InvalidEvent(str(error)) from error
     event.extra = extra
-    check(event, stored=stored)
     return event
 
 
 def decode_record(line: bytes) -> RunEventRecord:
     """A stored line as a record of contract v2. It was checked when it was appended, so its rules are not run again."""
-    try:
-        record = _record_decoder.decode(line)
-    except msgspec.ValidationError:
-        # An event of v1, or one with a member called `extra`, which would land in the struct's own.
-        members = msgspec.json.decode(line)
-        if is_v1(members):
-            return upcast(from_members(CanonicalEngineEvent, members, stored=True))
-        return from_members(RunEventRecord, members)
-    names = _names_decoder.decode(line)
-    known = _required_count + (record.step_id is not UNSET) + (record.payload is not UNSET)
-    if len(names) != known:
-        record.extra = {n: msgspec.json.decode(v) for n, v in names.items() if n not in _wire_names[RunEventRecord]}
-    return record
+    if b'"extra"' not in line:  # Else it would land in the struct's own.
+        try:
+            return _record_decoder.decode(line)
+        except msgspec.ValidationError:
+            pass  # An event of v1, or one with members that this version does not know.
+    members = msgspec.json.decode(line)
+    if is_v1(members):
+        return upcast(from_members(CanonicalEngineEvent, members, stored=True))
+    return _typed(RunEventRecord, members)
 
 
 def members_json(event: RunEventWrite | CanonicalEngineEvent) -> bytes:
@@ -364,6 +365,4 @@ def _integral(value: Any) -> Any:
     return int(value) if type(value) is float and value.is_integer() and abs(value) <= integer_max else value
 
 
-_names_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _record_decoder = msgspec.json.Decoder(RunEventRecord)
-_required_count = sum(required for _, _, required, _ in _rules[RunEventRecord])
