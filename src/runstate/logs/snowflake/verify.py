@@ -13,6 +13,7 @@ from itertools import groupby
 from runstate.logs.log import Finding, Record, StoredSnapshot
 from runstate.logs.snowflake.appends import checksum, record_columns
 from runstate.logs.snowflake.connections import Row, Session
+from runstate.logs.snowflake.repair import set_aside
 from runstate.logs.stored_rows import row_findings, snapshot_findings
 
 heads_page = 1000
@@ -80,6 +81,7 @@ def rest_findings(session: Session) -> list[Finding]:
     for stream, seq, position in session.rows(_ahead):
         message = f"Position {position} is still to come, so the feed will give it to another event"
         found.append(Finding(code="snowflake.position_ahead", message=message, stream=stream, seq=seq))
+    found += set_aside(session)
     return found + list(_changed_blobs(session.each(_blobs)))
 
 
