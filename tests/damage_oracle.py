@@ -78,7 +78,7 @@ def check_repair(subject: Subject, stream: str, *, salvage: bool) -> tuple[list[
         assert subject.content() == before, what
         assert log.repair(stream, salvage=salvage) == would, what
     with subject.open() as log:
-        left = [finding for finding in damage_in(list(log.verify(stream)))]
+        left = damage_in(list(log.verify(stream)))
         assert [finding for finding in left if not finding.code.startswith(subject.not_repaired)] == [], what
         found, error = read_all(log, stream)
         assert error is None, (what, error)
@@ -151,7 +151,8 @@ class Commands:
         assert damaged != {} or is_repaired or (listed.code, listed.rows) == (0, right.rows), (what, listed, right)
         checked = self.ask("replay", "--check")
         assert checked.code in ((0, 1) if damaged is not None else (1, 2, 3)), (what, checked)
-        assert checked.code or not any(c.startswith("snapshot.") for n in damaged or {} for c in damaged[n]), what
+        codes = {code for found in (damaged or {}).values() for code in found}
+        assert checked.code or not any(code.startswith("snapshot.") for code in codes), (what, checked, codes)
         self._check_copy(what, damaged, is_repaired)
         return damaged
 
@@ -204,11 +205,9 @@ def _plans(outcome: Outcome) -> list[Any]:
     return [{name: value for name, value in row.items() if name != "message"} for row in outcome.rows]
 
 
-def attempt(change: Callable[[], None], *refusals: type[Exception]) -> bool:
+def attempt(change: Callable[[], object], *refusals: type[Exception]) -> bool:
     """Whether a change can be made: a database refuses some by itself."""
     with suppress(*refusals):
         change()
         return True
     return False
-
-

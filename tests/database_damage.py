@@ -126,7 +126,9 @@ class SqlScene(Scene):
                     found += self._swaps(table, name, row, other)
         for stream in streams:
             of_stream = self._where("events", next(row for row in self.rows["events"] if self._is_of(row, stream)))
-            found.append((f"events of {stream} deleted", self._do(f"DELETE FROM events WHERE {of_stream.split(' AND ')[0]}")))
+            found.append(
+                (f"events of {stream} deleted", self._do(f"DELETE FROM events WHERE {of_stream.split(' AND ')[0]}"))
+            )
         return found
 
     def _is_of(self, row: dict[str, Any], stream: str) -> bool:
@@ -153,7 +155,11 @@ class SqlScene(Scene):
         return " AND ".join(f"{key} = {self.literal(row[key])}" for key in keys)
 
     def _do(self, *statements: str) -> Callable[[], object]:
-        return lambda: [self.run(statement) for statement in statements]
+        def change() -> None:
+            for statement in statements:
+                self.run(statement)
+
+        return change
 
 
 class SqliteScene(SqlScene):
@@ -297,7 +303,9 @@ class DynamoScene(Scene):
                     found.append((f"{name}.{attribute} gone", self._replace(item, without)))
             for other in items[number + 1 :][:4:3]:
                 if item.keys() == other.keys():
-                    found.append((f"{name} swapped with {other['pk'][:40]} {other['sk'][:30]}", self._swap(item, other)))
+                    found.append(
+                        (f"{name} swapped with {other['pk'][:40]} {other['sk'][:30]}", self._swap(item, other))
+                    )
         return found
 
     def _replace(self, item: Item, new: Item) -> Callable[[], object]:
@@ -321,8 +329,6 @@ scenes = {
 
 def scene_at(scheme: str, place: Path) -> Scene:
     return scenes[scheme](url_at(scheme, place))
-
-
 
 
 def new_draft(stream: str) -> Draft:

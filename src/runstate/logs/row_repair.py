@@ -6,11 +6,13 @@ its checksum proves, and leaves gaps where others were.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import msgspec
 
 from runstate.logs.log import Finding
+from runstate.logs.stored_rows import Place
 
 set_aside_table = "set_aside_events"
 """Holds the rows that a repair has taken out of their streams. It is made by the first repair."""
@@ -29,6 +31,8 @@ class RowRepair(msgspec.Struct, frozen=True):
     """How many events are gone without a trace."""
     doubled: list[int] = []
     """Of these, which stay, there are further rows: set aside. Only in a database that enforces no unique keys."""
+    moved: list[int] = []
+    """These stay, and get new places in the feed, since they stood before their predecessors."""
 
     @property
     def set_aside(self) -> list[int]:
@@ -42,6 +46,8 @@ class RowRepair(msgspec.Struct, frozen=True):
             parts.append(f"set aside with them: {ranges(self.behind)} (intact; repair --salvage keeps these)")
         if self.doubled:
             parts.append(f"set aside in {place}: further rows of {ranges(self.doubled)}")
+        if self.moved:
+            parts.append(f"new places in the feed: {ranges(self.moved)}")
         if self.missing:
             parts.append(f"missing: {self.missing}")
         details = {"kept": len(self.kept), "setAside": len(self.set_aside), "missing": self.missing}
@@ -57,11 +63,12 @@ def plan_repair(
     salvage: bool,
     is_head_sound: bool = True,
     is_rest_sound: bool = True,
+    places: Mapping[int, Place] | None = None,
 ) -> RowRepair | None:
     """What to do about a stream whose rows have these seqs, ascending, each with whether it is intact.
 
     `last_seq` and `events` are what its head says; they count for nothing if it is not sound. The rest is what else
-    there is to repair. None: there is nothing.
+    there is to repair. `places` are those of the events in the feed. None: there is nothing to repair.
     """
     found: dict[int, list[bool]] = {}
     for seq, is_intact in rows:
@@ -71,7 +78,8 @@ def plan_repair(
     doubled = [seq for seq, copies in found.items() if any(copies) and len(copies) > 1]
     last_found = max(found, default=0)
     fits = is_head_sound and len(found) == events
-    if fits and is_rest_sound and last_found == last_seq and not changed and not doubled:
+    is_whole = fits and is_rest_sound and last_found == last_seq
+    if is_whole and not changed and not doubled and not _misplaced(intact, places):
         return None
     missing = max(0, events - len(found)) if is_head_sound else 0
     ends = changed[:1]
@@ -81,7 +89,16 @@ def plan_repair(
         ends += [number for number, seq in enumerate(intact, 1) if seq != number][:1]
     kept = intact if salvage else [seq for seq in intact if seq < min(ends, default=seq + 1)]
     behind = sorted(set(intact) - set(kept))
-    return RowRepair(kept, changed, behind, missing, [seq for seq in doubled if seq in set(kept)])
+    doubled = [seq for seq in doubled if seq in set(kept)]
+    return RowRepair(kept, changed, behind, missing, doubled, _misplaced(kept, places))
+
+
+def _misplaced(seqs: Sequence[int], places: Mapping[int, Place] | None) -> list[int]:
+    """From the first event on that does not stand behind its predecessor in the feed."""
+    for number, (one, other) in enumerate(pairwise(seqs) if places else (), 1):
+        if places is not None and places[other] <= places[one]:
+            return list(seqs[number:])
+    return []
 
 
 def set_aside_findings(counts: Iterable[tuple[str, int, str]], place: str = set_aside_table) -> Iterator[Finding]:

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.commands import Cli
-from tests.damage_oracle import Commands, Subject, attempt, check_reads, check_repair
-from tests.database_damage import Damage, Scene, SqliteScene, new_draft, scene_at, scenes, streams
+from tests.damage_oracle import Subject, attempt, check_reads, check_repair
+from tests.database_damage import Damage, Scene, new_draft, scene_at, scenes, streams
 
 from runstate.logs.registry import open_log
 

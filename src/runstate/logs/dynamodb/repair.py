@@ -176,8 +176,11 @@ def _replace(table: Table, found: _Found, new_id: str, records: list[Record]) ->
 
 
 def _model(table: Table, found: _Found) -> str:
-    """The model that the stream records; without a head, a snapshot may know it."""
-    sources = [found.item or {}, *(item for items in table.query(found.id, "s", "t") for item in items)]
+    """The model that the stream records; without a sound head, a snapshot may know it."""
+    if found.head is not None:
+        return found.head.model
+    snapshots = (item for items in table.query(found.id, "s", "t") for item in items) if found.id else ()
+    sources = [*snapshots, found.item or {}]
     return next((source["model"] for source in sources if isinstance(source.get("model"), str)), "")
 
 

@@ -14,6 +14,7 @@ from runstate.logs.log import Finding, now
 from runstate.logs.row_repair import RowRepair, count_set_aside, plan_repair, set_aside_findings, set_aside_table
 from runstate.logs.snowflake.appends import checked_columns, insert_heads, read_row, write_rows
 from runstate.logs.snowflake.connections import NoSuchTable, Row, Session
+from runstate.logs.stored_rows import Ends
 
 create_set_aside = f"""
 CREATE TABLE IF NOT EXISTS {set_aside_table} (
@@ -24,7 +25,10 @@ CREATE TABLE IF NOT EXISTS {set_aside_table} (
 _columns = "position, stream, seq, event_id, type, key, tenant, emitted_at, persisted_at, crc, body"
 _places = "stream = ? AND seq IN (SELECT value::NUMBER(38, 0) FROM TABLE(FLATTEN(INPUT => PARSE_JSON(?))))"
 _keep = f"INSERT INTO {set_aside_table} ({_columns}, set_aside_at) SELECT {_columns}, ? FROM events WHERE {_places}"
-_heads = "SELECT last_seq, events, model FROM streams WHERE stream = ? ORDER BY last_seq DESC, events DESC"
+_heads = """
+SELECT last_seq, events, model, tenant, first_persisted_at, last_persisted_at FROM streams WHERE stream = ?
+ORDER BY last_seq DESC, events DESC
+"""
 _rows = f"SELECT {checked_columns} FROM events WHERE stream = ? ORDER BY seq, position"
 _some_rows = f"SELECT {checked_columns} FROM events WHERE {_places} ORDER BY seq, position"
 _gate = "SELECT last_position FROM runstate_log"
@@ -36,11 +40,14 @@ def plan_stream(session: Session, stream: str, *, salvage: bool) -> RowRepair | 
         StreamNotFound: there is no such stream, not even a row of it.
     """
     heads = session.rows(_heads, stream)
-    rows = list(_intact(session.each(_rows, stream)))
+    ends = Ends()
+    rows = list(_intact(session.each(_rows, stream), ends))
     if not heads and not rows:
         raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-    last_seq, events, _ = heads[0] if heads else (0, 0, "")
-    return plan_repair(rows, last_seq, events, salvage=salvage, is_head_sound=len(heads) == 1)
+    if len(heads) != 1:
+        return plan_repair(rows, 0, 0, salvage=salvage, is_head_sound=False)
+    last_seq, events, _, *columns = heads[0]
+    return plan_repair(rows, last_seq, events, salvage=salvage, is_rest_sound=ends.fit(*columns))
 
 
 def repair_stream(session: Session, stream: str, *, salvage: bool) -> list[Finding]:
@@ -79,7 +86,7 @@ def set_aside(session: Session) -> list[Finding]:
         return []
 
 
-def _intact(rows: Iterator[Row]) -> Iterator[tuple[int, bool]]:
+def _intact(rows: Iterator[Row], ends: Ends) -> Iterator[tuple[int, bool]]:
     """The seq of each row, and whether it is what was appended. A key stands for the first of its events alone."""
     keys: dict[str, int] = {}
     for row in rows:
@@ -87,15 +94,15 @@ def _intact(rows: Iterator[Row]) -> Iterator[tuple[int, bool]]:
         try:
             key = read_row(row).key
         except LogDamaged:
-            yield seq, False
+            yield seq, ends.note(False, "", "")
         else:
-            yield seq, keys.setdefault(key, seq) == seq
+            yield seq, ends.note(keys.setdefault(key, seq) == seq, row[6], row[8])
 
 
 def _first_intact(rows: list[Row]) -> Iterator[Row]:
     found: set[int] = set()
     for row in rows:
-        ((seq, is_intact),) = _intact(iter([row]))
+        ((seq, is_intact),) = _intact(iter([row]), Ends())
         if is_intact and seq not in found:
             found.add(seq)
             yield row
