@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -169,18 +170,15 @@ class SqliteScene(SqlScene):
         self.whole = self.path.read_bytes()
 
     def select(self, table: str) -> list[dict[str, Any]]:
-        with sqlite3.connect(self.path) as connection:
+        with closing(sqlite3.connect(self.path)) as connection:
             connection.text_factory = lambda data: data.decode(errors="surrogateescape")
             cursor = connection.execute(f"SELECT * FROM {table}")
             names = [column[0] for column in cursor.description]
-            found = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-        connection.close()
-        return found
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def content(self) -> object:
-        with sqlite3.connect(self.path) as connection:
+        with closing(sqlite3.connect(self.path)) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        connection.close()
         return self.path.read_bytes()
 
     def run(self, statement: str) -> None:

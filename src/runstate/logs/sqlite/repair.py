@@ -53,7 +53,8 @@ def repair_stream(connection: sqlite3.Connection, stream: str, *, dry_run: bool,
         is_rest_sound=ends.fit(*columns),
         places={row[0]: row[-1] for row in rows},
     )
-    if plan is None:
+    # Where SQLite's own structure is damaged, nothing that is written can be relied on.
+    if plan is None or connection.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",):
         return []
     if not dry_run:
         _apply(connection, stream_id, stream, model, plan)
