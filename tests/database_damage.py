@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import runstate
 from runstate.conformance.notes import stored
 from runstate.errors import RunstateError
 from runstate.logs.dynamodb.table import Item, decoded, encoded, encoded_key
-from runstate.logs.log import Record, Tombstone
+from runstate.logs.log import Capability, Record, Tombstone
 from runstate.logs.registry import open_log
 from runstate.models.engine import RunEventWrite
 from runstate.models.engine.model import EngineModel
@@ -32,7 +32,8 @@ from runstate.models.model import Draft, stable_uuid
 
 streams = ["a", "b", "c"]
 tables = ["events", "streams", "snapshots", "blobs", "tombstones"]
-Damage = tuple[str, Callable[[], object]]
+Change = Callable[[], object]
+Damage = tuple[str, Change]
 refusals = (sqlite3.IntegrityError, psycopg.errors.Error, snowflake.connector.errors.Error, duckdb.Error, RunstateError)
 """By these, a database says that such a change is impossible."""
 
@@ -47,7 +48,8 @@ def fill(url: str) -> dict[str, list[Record]]:
                 run.step_started(step)
                 run.step_completed(step)
             run.completed()
-            store.log.feed() if name == "b" else None
+            if name == "b" and Capability.FEED in store.log.capabilities:
+                store.log.feed()  # Some events have their place in the feed, others have not.
         store.log.put_blob(b"an artifact")
         store.log.delete_stream("gone", tombstone=Tombstone("gone", 6, "d" * 64, "archive:old", "2026-11-15T09:30:00Z"))
         return {name: stored(store.log, name) for name in streams}
@@ -69,11 +71,18 @@ def edits(value: Any) -> Iterator[Any]:
 class Scene:
     """A log in a database."""
 
-    refused = refusals
-
     def __init__(self, url: str) -> None:
         self.url = url
+        self.scheme = url.partition(":")[0]
         self.right = fill(url)
+
+    def damage(self, change: Change) -> bool:
+        """Make the log whole, and then damage it. False: the database refuses such a change."""
+        self.restore()
+        with suppress(*refusals):
+            change()
+            return True
+        return False
 
     def restore(self) -> None:
         raise NotImplementedError
@@ -155,7 +164,7 @@ class SqlScene(Scene):
         keys = {"events": [stream, "seq"], "snapshots": [stream, "model"], "blobs": ["digest"]}.get(table, ["stream"])
         return " AND ".join(f"{key} = {self.literal(row[key])}" for key in keys)
 
-    def _do(self, *statements: str) -> Callable[[], object]:
+    def _do(self, *statements: str) -> Change:
         def change() -> None:
             for statement in statements:
                 self.run(statement)
@@ -203,7 +212,7 @@ class SqliteScene(SqlScene):
             found.append((f"cut at {place}", self._write(kept[0])))
         return found
 
-    def _write(self, data: bytes) -> Callable[[], object]:
+    def _write(self, data: bytes) -> Change:
         return lambda: self.path.write_bytes(data)
 
 
@@ -281,10 +290,10 @@ class DynamoScene(Scene):
         for item in there.values():
             self._delete(item)()
 
-    def _put(self, item: Item) -> Callable[[], object]:
+    def _put(self, item: Item) -> Change:
         return lambda: self.client.put_item(TableName=self.table, Item=encoded(item))
 
-    def _delete(self, item: Item) -> Callable[[], object]:
+    def _delete(self, item: Item) -> Change:
         return lambda: self.client.delete_item(TableName=self.table, Key=encoded_key((item["pk"], item["sk"])))
 
     def damages(self) -> list[Damage]:
@@ -306,10 +315,10 @@ class DynamoScene(Scene):
                     )
         return found
 
-    def _replace(self, item: Item, new: Item) -> Callable[[], object]:
+    def _replace(self, item: Item, new: Item) -> Change:
         return lambda: (self._delete(item)(), self._put(new)())
 
-    def _swap(self, one: Item, other: Item) -> Callable[[], object]:
+    def _swap(self, one: Item, other: Item) -> Change:
         keys = [{name: item[name] for name in ("pk", "sk")} for item in (one, other)]
         return lambda: (self._put(one | keys[1])(), self._put(other | keys[0])())
 

@@ -418,20 +418,18 @@ def test_what_was_changed_by_hand_is_found(log: EventLog, console: Console, name
         assert (code, None if code.startswith("blob") or name == "feed entry" else "s", seq) in found
 
 
-repaired = {
-    # What is kept by a plain repair, and by a salvage. What is not of a stream is not repaired.
-    "body": ([1], [1, 3]),
-    "garbled": ([1, 2], [1, 2]),
-    "page": ([1], [1, 3]),
-    "last page": ([1, 2], [1, 2]),
-    **dict.fromkeys(["key", "wrong key", "stray key", "head", "no head", "directory"], ([1, 2, 3], [1, 2, 3])),
-}
-
-
-@pytest.mark.parametrize("salvage", [False, True])
-@pytest.mark.parametrize("name", repaired)
+@pytest.mark.parametrize(
+    ("name", "salvage", "left"),
+    [
+        ("body", False, [1]),
+        ("body", True, [1, 3]),
+        ("wrong key", False, [1, 2, 3]),
+        ("no head", False, [1, 2, 3]),
+        ("directory", False, [1, 2, 3]),
+    ],
+)
 def test_a_stream_that_was_changed_by_hand_is_repaired_as_announced(
-    log: EventLog, console: Console, name: str, salvage: bool
+    log: EventLog, console: Console, name: str, salvage: bool, left: list[int]
 ) -> None:
     for number in range(1, 4):
         log.append("s", notes(f"k{number}"))
@@ -443,7 +441,7 @@ def test_a_stream_that_was_changed_by_hand_is_repaired_as_announced(
     would = log.repair("s", dry_run=True, salvage=salvage)
     assert console.items() == before
     assert log.repair("s", salvage=salvage) == would != []
-    assert stored(log, "s") == [record for record in right if record.seq in repaired[name][salvage]]
+    assert stored(log, "s") == [record for record in right if record.seq in left]
     assert {finding.severity for finding in log.verify()} <= {"warning"}
     assert log.repair("s", salvage=salvage) == []
     kept = stored(log, "s")

@@ -247,15 +247,25 @@ def page_rows(stream: str, item: Item) -> list[tuple[int, Record | None]]:
 
 
 def head_of(item: Item | None, *, is_listed: bool = False) -> Head | None:
-    """In a list, a head whose checksum is wrong stands as it is: whoever reads the stream is told.
+    """In a list, a head that was changed stands as it is, as far as it can be read: a read of the stream refuses it.
 
     Raises:
         LogDamaged: the item is none that an append wrote.
     """
     if item is None or _is_tombstone(item):
         return None
-    head: Head = _checked(Head, item, f"The head {item['pk'][:240]!r}", is_listed=is_listed)
+    if is_listed:
+        return _listed(item)
+    head: Head = _checked(Head, item, f"The head {item['pk'][:240]!r}")
     return head
+
+
+def _listed(item: Item) -> Head:
+    values = {
+        field.name: value if isinstance(value := item.get(field.name), field.type) else field.type()
+        for field in msgspec.structs.fields(Head)
+    }
+    return Head(**values | {"stream": item["pk"].removeprefix("head:")})
 
 
 def tombstone_item(tombstone: Tombstone) -> Item:
@@ -301,12 +311,12 @@ def mark_of(item: Item) -> Mark:
         raise LogDamaged(f"The mark {item['sk']} is none that an append wrote ({error})") from error
 
 
-def _checked(kind: type[Any], item: Item, what: str, *, is_listed: bool = False) -> Any:
+def _checked(kind: type[Any], item: Item, what: str) -> Any:
     try:
         made = msgspec.convert(item, kind)
     except msgspec.ValidationError as error:
         raise LogDamaged(f"{what} is none that Runstate wrote ({error}); run 'runstate verify'") from error
-    if not is_listed and made.item() != item:
+    if made.item() != item:
         raise LogDamaged(f"{what} was changed by hand; run 'runstate verify'", stream=made.stream)
     return made
 

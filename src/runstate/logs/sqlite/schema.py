@@ -154,7 +154,7 @@ def _version(connection: sqlite3.Connection) -> int:
                 version=version,
             )
         if version == 0 and "streams" in tables:
-            raise LogDamaged("The file holds tables of a log, but the table schema_version has no row: restore a backup")
+            raise LogDamaged("The file holds tables of a log, but schema_version has no row; restore a backup")
         return int(version)
     if tables or _is_foreign(connection):
         raise NotALog("The file is a SQLite database of another application; it was left untouched")
