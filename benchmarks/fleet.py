@@ -166,7 +166,7 @@ def _rows(stream_id: int, part: Slice) -> Iterator[Row]:
     minute = _minute(part.number)
     for event, event_id, key, body in _engine_lines(part):
         at = minute + event.clock
-        crc = checksum(event.seq, event_id, event.kind, key, tenant, at, at, body)
+        crc = checksum(run_id(part.number), event.seq, event_id, event.kind, key, tenant, at, at, body)
         yield stream_id, event.seq, event_id, event.kind, key, tenant, at, at, crc, body
 
 

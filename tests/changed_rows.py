@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 from runstate.logs.log import EventLog
@@ -14,11 +15,10 @@ Change = Callable[[str], None]
 
 def change_rows(log: Any, url: str, statement: str) -> None:
     if url.startswith("sqlite:"):
-        with sqlite3.connect(url.removeprefix("sqlite:")) as connection:
+        with closing(sqlite3.connect(url.removeprefix("sqlite:"))) as connection, connection:
             for trigger in ("events_are_never_updated", "events_are_never_deleted_singly"):
                 connection.execute(f"DROP TRIGGER IF EXISTS {trigger}")
             connection.execute(statement)
-        connection.close()
     elif url.startswith("postgresql:"):
         with log._connections.one() as connection, connection.transaction():
             connection.execute("SELECT set_config('search_path', %s, true)", (connection.schema,))

@@ -34,7 +34,7 @@ from runstate.errors import (
     StreamDeleted,
     StreamNotFound,
 )
-from runstate.logs.dynamodb import deletion, feed, items
+from runstate.logs.dynamodb import deletion, feed, items, repair
 from runstate.logs.dynamodb.clock import ServerClock
 from runstate.logs.dynamodb.table import Item, decoded, encoded, encoded_key
 from runstate.logs.log import EventLog, StoredSnapshot
@@ -416,6 +416,93 @@ def test_what_was_changed_by_hand_is_found(log: EventLog, console: Console, name
         assert [(c, s) for c, s, n in found if n in (1, 2, 3)] == [(code, "s")]
     else:
         assert (code, None if code.startswith("blob") or name == "feed entry" else "s", seq) in found
+
+
+@pytest.mark.parametrize(
+    ("name", "salvage", "left"),
+    [
+        ("body", False, [1]),
+        ("body", True, [1, 3]),
+        ("wrong key", False, [1, 2, 3]),
+        ("no head", False, [1, 2, 3]),
+        ("directory", False, [1, 2, 3]),
+    ],
+)
+def test_a_stream_that_was_changed_by_hand_is_repaired_as_announced(
+    log: EventLog, console: Console, name: str, salvage: bool, left: list[int]
+) -> None:
+    for number in range(1, 4):
+        log.append("s", notes(f"k{number}"))
+        followed(log)
+    right = stored(log, "s")
+    changes[name][0](console)
+    log.append("t", notes("a"))
+    before = console.items()
+    would = log.repair("s", dry_run=True, salvage=salvage)
+    assert console.items() == before
+    assert log.repair("s", salvage=salvage) == would != []
+    assert stored(log, "s") == [record for record in right if record.seq in left]
+    assert {finding.severity for finding in log.verify()} <= {"warning"}
+    assert log.repair("s", salvage=salvage) == []
+    kept = stored(log, "s")
+    assert log.append("s", notes("new"))[0].seq == kept[-1].seq + 1
+    assert [record for record in followed(log).records if record.stream == "s"] == stored(log, "s")
+    assert log.append("s", notes(kept[0].key))[0].idempotent
+
+
+def test_what_a_repair_sets_aside_is_listed_until_it_is_removed(log: EventLog, console: Console, url: str) -> None:
+    log.append("s", notes("a", "b", "c"))
+    _edit("e0", events=b"\xff")(console)
+    log.append("t", notes("a"))
+    log.repair("s")
+    (warning,) = log.verify()
+    assert (warning.code, warning.severity, warning.stream) == ("log.set_aside", "warning", "s")
+    (note,) = console.items("set_aside")
+    assert [item["events"] for item in console.items(note["sk"], "e")] == [b"\xff"]
+    console.delete(note)
+    console.put(note | {"pk": "garbage"})
+    with open_log(url) as again:
+        assert list(again.verify()) == []
+    assert console.items(note["sk"]) == []
+
+
+def test_a_repair_that_is_interrupted_changes_nothing_and_is_listed(
+    log: EventLog, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.append("s", numbered(3))
+    _edit("k", seq=1, page=7)(console)
+    damage = [finding.code for finding in log.verify("s")]
+    with monkeypatch.context() as patch:
+        patch.setattr("runstate.logs.dynamodb.repair._replace", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            log.repair("s")
+    assert [finding.code for finding in log.verify("s")] == damage
+    assert "log.set_aside" in [finding.code for finding in log.verify()]
+    assert log.repair("s")
+    assert {finding.severity for finding in log.verify()} == {"warning"}
+
+
+def test_a_repair_gives_way_to_an_append_that_is_faster(
+    log: EventLog, url: str, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.append("s", numbered(3))
+    _remove("k", place=0)(console)
+    replace = repair._replace
+
+    def after_an_append(*arguments: Any) -> Any:
+        patch.undo()
+        with open_log(url) as other:
+            other.append("s", notes("late"))
+        return replace(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(repair, "_replace", after_an_append)
+        assert log.repair("s")
+    assert keys(stored(log, "s")) == ["k1", "k2", "k3", "late"]
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_tombstone_that_was_changed_by_hand_is_not_believed_and_can_be_forgotten(

@@ -137,6 +137,43 @@ def test_duplicates_made_by_hand_are_found(
 
 
 @pytest.mark.parametrize(
+    ("statement", "left"),
+    [
+        ("INSERT INTO events SELECT * FROM events WHERE seq = 2 AND stream = 's'", [1, 2, 3]),
+        (_again.format(seq="seq", key="'x'") + "crc, body FROM events WHERE seq = 2 AND stream = 's'", [1, 2, 3]),
+        (_again.format(seq="seq + 2", key="key") + "crc, body FROM events WHERE seq = 2 AND stream = 's'", [1, 2, 3]),
+        ("UPDATE events SET key = 'k1' WHERE seq = 3 AND stream = 's'", [1, 2]),
+        ("UPDATE events SET position = 99 WHERE seq = 3 AND stream = 's'", [1, 2]),
+        ("INSERT INTO streams SELECT * FROM streams WHERE stream = 's'", [1, 2, 3]),
+        ("DELETE FROM streams WHERE stream = 's'", [1, 2, 3]),
+    ],
+)
+def test_duplicates_and_lost_heads_are_repaired_as_announced(
+    log: EventLog, sql: Statement, statement: str, left: list[int]
+) -> None:
+    log.append("s", numbered(3))
+    log.append("t", numbered(3))
+    right = stored(log, "s")
+    sql(statement)
+    would = log.repair("s", dry_run=True)
+    assert log.repair("s") == would != []
+    assert stored(log, "s") == [record for record in right if record.seq in left]
+    assert {finding.severity for finding in log.verify()} <= {"warning"}
+    assert log.append("s", notes("new"))[0].seq == left[-1] + 1
+    assert log.append("s", numbered(1))[0].idempotent
+
+
+def test_a_repair_changes_the_version_of_a_stream(log: EventLog, sql: Statement) -> None:
+    log.append("s", numbered(3))
+    (before,) = log.heads()
+    sql("UPDATE events SET type = 'x' WHERE seq = 3")
+    log.repair("s")
+    log.append("s", notes("other"))
+    (after,) = log.heads()
+    assert (after.last_seq, after.version != before.version) == (before.last_seq, True)
+
+
+@pytest.mark.parametrize(
     ("statement", "code", "seq"),
     [
         ("UPDATE events SET body = TO_BINARY('00', 'HEX') WHERE seq = 2", "log.event_changed", 2),

@@ -8,7 +8,8 @@ from itertools import count
 from typing import get_args
 
 import pytest
-from tests.unit.logs.test_damage_matrix import Case, cases, damage_in, lines_of, raw_lines
+from tests.damage_oracle import damage_in
+from tests.unit.logs.test_damage_matrix import Case, cases, lines_of, raw_lines
 from tests.unit.logs.test_segments_damage import put
 
 from runstate.conformance.notes import keys, stored

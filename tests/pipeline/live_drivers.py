@@ -149,7 +149,7 @@ def place(url: str, seq: int, placed: Any) -> None:
             (stream, seq, persisted_at, persisted_at),
         )
         (stream_id,) = connection.execute("SELECT id FROM streams WHERE stream = ?", (stream,)).fetchone()
-        connection.execute(insert_event, (stream_id, seq, *envelope, checksum(seq, *envelope, body), body))
+        connection.execute(insert_event, (stream_id, seq, *envelope, checksum(stream, seq, *envelope, body), body))
 
 
 def rows(to: str, url: str, model: str = "engine") -> dict[str, tuple[int, bytes]]:

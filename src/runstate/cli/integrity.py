@@ -14,7 +14,7 @@ from runstate.cli.output import counted, words, write_json, write_line
 from runstate.cli.progress_display import track
 from runstate.cli.seals import KeyFile, SealsFile, read_seals_for, seal_findings
 from runstate.cli.stream_stores import StreamStores, open_streams
-from runstate.errors import RunstateError, StreamNotFound, UnknownModel, shown_url
+from runstate.errors import LogDamaged, RunstateError, StreamNotFound, UnknownModel, shown_url
 from runstate.logs.log import Capability, Finding
 
 Salvage = Annotated[
@@ -77,11 +77,12 @@ def repair(
     """
     done = left = 0
     with open_streams(url, model) as stores:
-        _check_stream(stores, stream)
+        _check_stream(stores, stream, is_needed=False)  # A stream whose head is gone may be repaired.
         damaged: dict[str | None, list[Finding]] = {}
         for finding in track(_findings(stores, stream), "verifying"):
             if finding.severity == "damage":
                 damaged.setdefault(finding.stream, []).append(finding)
+        _check_stream(stores, stream, is_needed=not damaged)
         if salvage:  # An earlier recovery may have set events aside, and left the stream intact.
             names = [stream] if stream is not None else (head.stream for head in stores.log.heads(versions=False))
             for each in names:
@@ -145,7 +146,9 @@ def _repair_stream(
     """Repair one stream. Returns what was done, or would be; nothing if there is no way."""
     repaired: list[Finding] = []
     if Capability.REPAIR in stores.log.capabilities:
-        repaired += stores.log.repair(name, dry_run=dry_run, salvage=salvage)
+        # What cannot even be read is among the findings, and stays there.
+        with suppress(StreamNotFound, LogDamaged):
+            repaired += stores.log.repair(name, dry_run=dry_run, salvage=salvage)
     if repaired and not dry_run and Capability.SNAPSHOTS in stores.log.capabilities:
         # What is left of the stream gets its snapshot. Where nothing is, or its model is not installed, there is none.
         with suppress(StreamNotFound, UnknownModel):
@@ -164,7 +167,10 @@ def _check_stream(stores: StreamStores, stream: str | None, *, is_needed: bool =
         StreamNotFound: there is no such stream, and it is needed.
         ModelMismatch: it records another model than the given one.
     """
-    info = None if stream is None else stores.log.stream(stream)
+    try:
+        info = None if stream is None else stores.log.stream(stream)
+    except LogDamaged:  # It is there, and the findings name it.
+        return
     if info is not None:
         stores.model_of(info)
     elif stream is not None and is_needed:

@@ -6,11 +6,13 @@ its checksum proves, and leaves gaps where others were.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import msgspec
 
 from runstate.logs.log import Finding
+from runstate.logs.stored_rows import Place
 
 set_aside_table = "set_aside_events"
 """Holds the rows that a repair has taken out of their streams. It is made by the first repair."""
@@ -27,17 +29,25 @@ class RowRepair(msgspec.Struct, frozen=True):
     """Set aside, since they are behind the damage, though each of them is intact."""
     missing: int
     """How many events are gone without a trace."""
+    doubled: list[int] = []
+    """Of these, which stay, there are further rows: set aside. Only in a database that enforces no unique keys."""
+    moved: list[int] = []
+    """These stay, and get new places in the feed, since they stood before their predecessors."""
 
     @property
     def set_aside(self) -> list[int]:
         return sorted(self.changed + self.behind)
 
-    def finding(self, stream: str) -> Finding:
+    def finding(self, stream: str, place: str = set_aside_table) -> Finding:
         parts = [f"kept: {ranges(self.kept) or 'nothing'}"]
         if self.changed:
-            parts.append(f"set aside in {set_aside_table}: {ranges(self.changed)} (changed)")
+            parts.append(f"set aside in {place}: {ranges(self.changed)} (changed)")
         if self.behind:
             parts.append(f"set aside with them: {ranges(self.behind)} (intact; repair --salvage keeps these)")
+        if self.doubled:
+            parts.append(f"set aside in {place}: further rows of {ranges(self.doubled)}")
+        if self.moved:
+            parts.append(f"new places in the feed: {ranges(self.moved)}")
         if self.missing:
             parts.append(f"missing: {self.missing}")
         details = {"kept": len(self.kept), "setAside": len(self.set_aside), "missing": self.missing}
@@ -45,29 +55,56 @@ class RowRepair(msgspec.Struct, frozen=True):
         return Finding(code="log.cut_back", message=message, stream=stream, details=details)
 
 
-def plan_repair(rows: Iterable[tuple[int, bool]], last_seq: int, events: int, *, salvage: bool) -> RowRepair | None:
+def plan_repair(
+    rows: Iterable[tuple[int, bool]],
+    last_seq: int,
+    events: int,
+    *,
+    salvage: bool,
+    is_head_sound: bool = True,
+    is_rest_sound: bool = True,
+    places: Mapping[int, Place] | None = None,
+) -> RowRepair | None:
     """What to do about a stream whose rows have these seqs, ascending, each with whether it is intact.
 
-    `last_seq` and `events` are what its head says. None: there is nothing to repair.
+    `last_seq` and `events` are what its head says; they count for nothing if it is not sound. The rest is what else
+    there is to repair. `places` are those of the events in the feed. None: there is nothing to repair.
     """
-    found = list(rows)
-    missing = max(0, events - len(found))
-    intact = [seq for seq, is_intact in found if is_intact]
-    changed = [seq for seq, is_intact in found if not is_intact]
-    if not changed and len(found) == events and (found[-1][0] if found else 0) == last_seq:
+    found: dict[int, list[bool]] = {}
+    for seq, is_intact in rows:
+        found.setdefault(seq, []).append(is_intact)
+    intact = [seq for seq, copies in found.items() if any(copies)]
+    changed = [seq for seq, copies in found.items() if not any(copies)]
+    doubled = [seq for seq, copies in found.items() if any(copies) and len(copies) > 1]
+    last_found = max(found, default=0)
+    fits = is_head_sound and len(found) == events
+    is_whole = fits and is_rest_sound and last_found == last_seq
+    if is_whole and not changed and not doubled and not _misplaced(intact, places):
         return None
-    end = changed[0] if changed else last_seq + 1
-    if missing:  # Where as many events are there as the head says, gaps were adopted.
-        gap = next((seq for number, seq in enumerate(intact, 1) if seq != number), end)
-        end = min(end, gap)
-    kept = intact if salvage else [seq for seq in intact if seq < end]
-    return RowRepair(kept, changed, sorted(set(intact) - set(kept)), missing)
+    missing = max(0, events - len(found)) if is_head_sound else 0
+    ends = changed[:1]
+    if not fits and is_head_sound:
+        ends.append(last_seq + 1)  # Rows behind the head may be those of another stream.
+    if missing or not is_head_sound:  # Where as many events are there as the head says, gaps were adopted.
+        ends += [number for number, seq in enumerate(intact, 1) if seq != number][:1]
+    kept = intact if salvage else [seq for seq in intact if seq < min(ends, default=seq + 1)]
+    behind = sorted(set(intact) - set(kept))
+    doubled = [seq for seq in doubled if seq in set(kept)]
+    return RowRepair(kept, changed, behind, missing, doubled, _misplaced(kept, places))
 
 
-def set_aside_findings(counts: Iterable[tuple[str, int, str]]) -> Iterator[Finding]:
+def _misplaced(seqs: Sequence[int], places: Mapping[int, Place] | None) -> list[int]:
+    """From the first event on that does not stand behind its predecessor in the feed."""
+    for number, (one, other) in enumerate(pairwise(seqs) if places else (), 1):
+        if places is not None and places[other] <= places[one]:
+            return list(seqs[number:])
+    return []
+
+
+def set_aside_findings(counts: Iterable[tuple[str, int, str]], place: str = set_aside_table) -> Iterator[Finding]:
     """A reminder for each stream and repair: how many rows were set aside, and when."""
     for stream, count, moment in counts:
-        message = f"{count} rows were set aside at {moment}, in {set_aside_table}; delete them when you are done"
+        message = f"{count} rows were set aside at {moment}, in {place}; delete them when you are done"
         yield Finding(code="log.set_aside", message=message, severity="warning", stream=stream)
 
 

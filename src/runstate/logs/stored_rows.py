@@ -27,15 +27,43 @@ _low = 0xFFFFFFFF
 
 
 def checksum(
-    seq: int, event_id: str, kind: str, key: str, tenant: str, emitted_at: str, persisted_at: str, body: bytes
+    stream: str,
+    seq: int,
+    event_id: str,
+    kind: str,
+    key: str,
+    tenant: str,
+    emitted_at: str,
+    persisted_at: str,
+    body: bytes,
 ) -> int:
     """A row's checksums, so that a flipped bit or a column edited by hand is found.
 
     There are two in one number. Its low 32 bits are the CRC-32C of the line, for those who read nothing else; the next
-    31 bits are of the CRC-32C of the whole row. Both are bound to `seq`. Rows of earlier versions have a CRC-32, which
-    is not negative.
+    31 bits are of the CRC-32C of the whole row. Both are bound to the stream and to `seq`, so that a row that was moved
+    is found too. Rows of earlier versions are bound to `seq` alone, or have a CRC-32, which is not negative.
     """
-    line: int = extend_crc32c(seq & _low, body)
+    return _checksum(_start(stream), seq, event_id, kind, key, tenant, emitted_at, persisted_at, body)
+
+
+def _start(stream: str) -> int:
+    """What the checksums of a stream's rows start with, before `seq` is added."""
+    found: int = extend_crc32c(0, stream.encode())
+    return found
+
+
+def _checksum(
+    start: int,
+    seq: int,
+    event_id: str,
+    kind: str,
+    key: str,
+    tenant: str,
+    emitted_at: str,
+    persisted_at: str,
+    body: bytes,
+) -> int:
+    line: int = extend_crc32c(start ^ seq & _low, body)
     row: int = extend_crc32c(line, f"{event_id}\0{kind}\0{key}\0{tenant}\0{emitted_at}\0{persisted_at}".encode())
     return _two + ((row & 0x7FFFFFFF) << 32 | line)
 
@@ -47,11 +75,13 @@ def _checksum_1(
     return crc32(envelope, crc32(body, seq & 0xFFFFFFFF))
 
 
-def is_intact(row: Sequence[Any]) -> bool:
+def is_intact(stream: str, row: Sequence[Any]) -> bool:
     """Whether the columns of a row still have their checksum, which is the last one."""
     *columns, crc = row
     try:
-        return bool(crc == (checksum if crc < 0 else _checksum_1)(*columns))
+        if crc >= 0:
+            return bool(crc == _checksum_1(*columns))
+        return crc in (checksum(stream, *columns), _checksum(0, *columns))
     except (TypeError, ValueError, AttributeError):  # A column of another type than the one that was written.
         return False
 
@@ -62,10 +92,11 @@ def read_records(stream: str, rows: Sequence[Sequence[Any]]) -> list[Record]:
         LogDamaged: one of the rows is not what was appended.
     """
     records: list[Record] = []
+    start = _start(stream)
     try:
         for seq, event_id, kind, key, tenant, emitted_at, persisted_at, body, crc in rows:
             # As `checksum` does, without a call for each row of a long read.
-            line = extend_crc32c(seq & _low, body)
+            line = extend_crc32c(start ^ seq & _low, body)
             row = extend_crc32c(line, f"{event_id}\0{kind}\0{key}\0{tenant}\0{emitted_at}\0{persisted_at}".encode())
             if crc != _two + ((row & 0x7FFFFFFF) << 32 | line):
                 break
@@ -94,7 +125,7 @@ def read_feed(rows: Sequence[Sequence[Any]]) -> list[Record]:
 
 
 def _read_record(stream: str, row: Sequence[Any]) -> Record:
-    if not is_intact(row):
+    if not is_intact(stream, row):
         raise changed_error(stream, row[0])
     return Record(stream, *row[:-1])
 
@@ -105,20 +136,21 @@ def read_lines(stream: str, rows: Sequence[tuple[Any, Any, Any]]) -> list[bytes]
     Raises:
         LogDamaged: one of them is not what was appended.
     """
+    start = _start(stream)
     try:
-        lines = [body for seq, body, crc in rows if crc & _low == extend_crc32c(seq & _low, body)]
+        lines = [body for seq, body, crc in rows if crc & _low == extend_crc32c(start ^ seq & _low, body)]
     except TypeError:
         lines = []
     if len(lines) == len(rows):
         return lines
     for seq, body, crc in rows:
-        if not isinstance(crc, int) or not isinstance(body, bytes):
+        if not isinstance(crc, int) or not isinstance(body, bytes) or not isinstance(seq, int):
             raise changed_error(stream, seq)
         if crc >= 0:
             return None
-        if crc & _low != extend_crc32c(seq & _low, body):
+        if crc & _low not in (extend_crc32c(start ^ seq & _low, body), extend_crc32c(seq & _low, body)):
             raise changed_error(stream, seq)
-    return None
+    return [body for _, body, _ in rows]
 
 
 def changed_error(stream: str, seq: object) -> LogDamaged:
@@ -175,6 +207,31 @@ def row_findings(
             stream=stream,
             seq=last + 1,
         )
+
+
+class Ends:
+    """The first and the last event of a stream, to compare with what its head repeats of them."""
+
+    def __init__(self) -> None:
+        self._first: tuple[bool, object, object] | None = None
+        self._last: tuple[bool, object, object] | None = None
+
+    def note(self, is_intact: bool, tenant: object, persisted_at: object) -> bool:
+        """Take note of the next event. Returns whether it is intact."""
+        self._last = (is_intact, tenant, persisted_at)
+        self._first = self._first or self._last
+        return is_intact
+
+    def fit(self, tenant: object, first_persisted_at: object, last_persisted_at: object) -> bool:
+        """Whether a head repeats them. Where they are not intact themselves, nothing can be said against it."""
+        if self._first is None or self._last is None or not (self._first[0] and self._last[0]):
+            return True
+        return (*self._first[1:], self._last[2]) == (tenant, first_persisted_at, last_persisted_at)
+
+
+def head_finding(stream: str) -> Finding:
+    message = "The tenant or a time in the head of the stream is not that of its events; repair corrects it"
+    return Finding(code="log.head_changed", message=message, stream=stream)
 
 
 def snapshot_findings(stream: str, kept: StoredSnapshot, last_seq: int | None = None) -> Iterator[Finding]:

@@ -46,13 +46,14 @@ def verify(cli: Cli) -> Sealed:
 def forge(*statements: str) -> None:
     """Change the file as someone would who can write it and knows its format: every checksum fits again."""
     with sqlite3.connect("log.db") as connection:
-        connection.create_function("checksum", 8, checksum)
+        connection.create_function("checksum", 9, checksum)
         for trigger in ("events_are_never_updated", "events_are_never_deleted_singly"):
             connection.execute(f"DROP TRIGGER {trigger}")
         for statement in statements:
             connection.execute(statement)
         columns = "seq, event_id, type, key, tenant, emitted_at, persisted_at, body"
-        connection.execute(f"UPDATE events SET crc = checksum({columns})")
+        stream = "(SELECT stream FROM streams WHERE id = stream_id)"
+        connection.execute(f"UPDATE events SET crc = checksum({stream}, {columns})")
         connection.execute("UPDATE streams SET events = (SELECT count(*) FROM events WHERE stream_id = id)")
         connection.execute("UPDATE streams SET last_seq = (SELECT max(seq) FROM events WHERE stream_id = id)")
     connection.close()

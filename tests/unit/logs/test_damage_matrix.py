@@ -17,6 +17,7 @@ from tests.crash.segments_work import forms as session_forms
 from tests.crash.segments_work import opened as open_sessions
 from tests.crash.test_ndjson_crashes import forms as run_forms
 from tests.crash.test_ndjson_crashes import keep_snapshot
+from tests.damage_oracle import Subject, beyond_streams, check_repair, damage_in, read_all
 from tests.unit.logs.test_ndjson_salvage import opened as open_runs
 from tests.unit.logs.test_segments_damage import put, small_session
 
@@ -127,23 +128,6 @@ def damaged_disks(case: Case, start: SimulatedDisk) -> Iterator[tuple[str, PureP
 
 # --- the oracle ------------------------------------------------------------------------------------------------------
 
-not_by_the_log = ("snapshot.", "blob.")
-"""Damage that a repair of the log leaves: snapshots are rebuilt by the command, a blob is gone for good."""
-
-
-def damage_in(findings: list[Finding]) -> list[Finding]:
-    return [finding for finding in findings if finding.severity == "damage"]
-
-
-def read_all(case: Case, disk: SimulatedDisk) -> tuple[list[Record], LogDamaged | None]:
-    log, found = case.open(disk), list[Record]()
-    try:
-        while page := log.read("r", after_seq=len(found), limit=1):
-            found += page
-    except LogDamaged as error:
-        return found, error
-    return found, None
-
 
 def raw_lines(disk: SimulatedDisk) -> list[bytes]:
     """The lines of the events' files as they stand there."""
@@ -170,13 +154,13 @@ def check_before(case: Case, disk: SimulatedDisk, right: list[Record], what: str
     findings = list(case.open(disk).verify())
     codes = {(finding.code, finding.seq) for finding in findings}
     assert [info.stream for info in case.open(disk).streams()] == ["r"], what
-    found, error = read_all(case, disk)
+    found, error = read_all(case.open(disk), "r")
     if ("log.event_changed", 1) not in codes:  # A run's hashes leave out trace ids; only `verify` knows them.
         assert found == right[: len(found)], what
     if error is not None:
         assert error.details["intact"] == len(found), what
         assert (error.details["reason"], error.details["seq"]) in codes, (what, codes)
-    if damage_in(findings) and not all(finding.code.startswith(not_by_the_log) for finding in damage_in(findings)):
+    if damage_in(findings) and not all(finding.code.startswith(beyond_streams) for finding in damage_in(findings)):
         with pytest.raises(LogDamaged):
             case.open(disk).append("r", [case.new()])
     else:
@@ -186,25 +170,17 @@ def check_before(case: Case, disk: SimulatedDisk, right: list[Record], what: str
     return findings
 
 
-def check_repair(
+def check_repaired(
     case: Case, disk: SimulatedDisk, right: list[Record], lines: list[bytes], what: str, *, salvage: bool
 ) -> int:
-    there, tree = lines_of(disk, lines), disk.tree()
-    would = case.open(disk).repair("r", dry_run=True, salvage=salvage)
-    assert disk.tree() == tree, what
-    log = case.open(disk)
-    assert log.repair("r", salvage=salvage) == would, what
-    left = [finding.code for finding in damage_in(list(log.verify()))]
-    assert [code for code in left if not code.startswith(not_by_the_log)] == [], (what, left)
-    found, error = read_all(case, disk)
-    assert error is None, (what, error)
+    there = lines_of(disk, lines)
+    subject = Subject(lambda: case.open(disk), disk.tree, {"r": right}, lambda _: case.new(), what)
+    would, found = check_repair(subject, "r", salvage=salvage)
     if "log.event_changed" not in {finding.code for finding in would}:
         assert found == right[: len(found)], what
     for finding in damage_in(would):
-        assert finding.details["kept"] == len(found), what
         assert finding.details["kept"] + finding.details["lost"] >= len(right), (what, finding)
     assert there <= lines_of(disk, lines), what
-    assert log.append("r", [case.new()])[0].seq == len(found) + 1, what
     return len(found)
 
 
@@ -218,8 +194,8 @@ def test_no_damage_gives_a_wrong_answer_and_no_repair_loses_a_line(name: str) ->
         findings = damage_in(check_before(case, disk, right, what))
         least = follows(case, disk, path, lines)
         seen += bool(findings)
-        plain = check_repair(case, disk.killed(), right, lines, what, salvage=False)
-        kept = check_repair(case, disk, right, lines, what, salvage=True)
+        plain = check_repaired(case, disk.killed(), right, lines, what, salvage=False)
+        kept = check_repaired(case, disk, right, lines, what, salvage=True)
         # Where a file is of another history, nothing tells which of the two is right.
         assert kept >= (plain if "history" in what else max(plain, least)), what
         if not findings:

@@ -44,7 +44,7 @@ def test_seqs_in_words() -> None:
     assert ranges([]) == ""
 
 
-@pytest.mark.parametrize("changed", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("changed", ["sqlite", "postgresql", "snowflake"], indirect=True)
 @pytest.mark.parametrize("salvage", [False, True])
 def test_a_repaired_stream_is_read_verified_and_appended_to(changed: tuple[EventLog, Change], salvage: bool) -> None:
     log, change = changed
@@ -66,7 +66,7 @@ def test_a_repaired_stream_is_read_verified_and_appended_to(changed: tuple[Event
     assert log.append("s", numbered(6))[-1].seq == 7 - (salvage is False)
 
 
-@pytest.mark.parametrize("changed", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("changed", ["sqlite", "postgresql", "snowflake"], indirect=True)
 def test_rows_that_are_gone_are_acknowledged_by_a_repair(changed: tuple[EventLog, Change]) -> None:
     log, change = changed
     change(f"DELETE FROM events WHERE {place(log)}")

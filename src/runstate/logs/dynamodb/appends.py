@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -21,18 +21,20 @@ from runstate.logs.dynamodb.items import (
     directory,
     head_key,
     head_of,
+    is_key,
     key_item,
     key_key,
     mark_key,
     page_items,
     page_key,
-    page_of,
+    page_rows,
     tombstone_of,
 )
 from runstate.logs.dynamodb.refusals import Refused
 from runstate.logs.dynamodb.table import Action, Item, Table, absent, actions_max, chunks, equal
 from runstate.logs.log import AppendResult, Record, now
 from runstate.logs.planning import StreamPlan
+from runstate.logs.stored_rows import changed_error
 from runstate.logs.stream_models import model_after
 from runstate.logs.tombstones import Tombstone, encode_tombstone, if_counting
 from runstate.models.model import Draft
@@ -125,26 +127,34 @@ def known(table: Table, head: Head | None, keys: Iterable[str]) -> dict[str, Fir
         return {}
     places = {key_key(head.id, key): key for key in keys}
     found = {places[place]: item for place, item in table.get_many(places).items()}
-    pages = table.get_many(page_key(head.id, item["page"]) for item in found.values())
-    parsed = {key: page_of(head.stream, item) for key, item in pages.items()}
+    pages = table.get_many(page_key(head.id, item["page"]) for item in found.values() if is_key(item))
     firsts: dict[str, First] = {}
     for key, item in found.items():
-        page = parsed.get(page_key(head.id, item["page"]))
-        record = next((r for r in page.records if r.seq == item["seq"]), None) if page else None
+        page = pages.get(page_key(head.id, item["page"])) if is_key(item) else None
+        rows: dict[Any, Record | None] = {} if page is None else dict(page_rows(head.stream, page))
+        seq = item.get("seq")
+        if page is not None and seq in rows and rows[seq] is None:
+            raise changed_error(head.stream, seq)
+        record = rows.get(seq)
         if page is None or record is None or record.key != key:
             raise LogDamaged(
-                f"The key {key[:80]!r} of the stream {head.stream!r} leads to seq {item['seq']}, "
+                f"The key {key[:80]!r} of the stream {head.stream!r} leads to seq {seq}, "
                 "where its event is not; run 'runstate verify'",
                 stream=head.stream,
-                seq=item["seq"],
+                seq=seq,
             )
-        firsts[key] = First(record, page.token)
+        firsts[key] = First(record, str(page["token"]))
     return firsts
 
 
 def _last_line(table: Table, head: Head) -> bytes | None:
     item = table.get(page_key(head.id, head.last_seq))
-    return page_of(head.stream, item).records[-1].body if item else None
+    if item is None:
+        return None
+    seq, record = page_rows(head.stream, item)[-1]
+    if record is None:
+        raise changed_error(head.stream, seq)
+    return record.body
 
 
 def _claim_own(
@@ -242,6 +252,8 @@ def _unwritten(table: Table, head: Head) -> Iterator[Item]:
     low, high = page_key(head.id, head.unindexed)[1], page_key(head.id, head.last_seq)[1]
     for items in table.query(head.id, low, high):
         for item in items:
-            records = page_of(head.stream, item).records
-            for record in records:
-                yield key_item(head.id, record, records[-1].seq)
+            rows = page_rows(head.stream, item)
+            for seq, record in rows:
+                if record is None:
+                    raise changed_error(head.stream, seq)
+                yield key_item(head.id, record, rows[-1][0])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from runstate.errors import AppendOutcomeUnknown, LogBusy
+from runstate.errors import AppendOutcomeUnknown, LogBusy, LogDamaged
 from runstate.logs.dynamodb.items import (
     Entry,
     Head,
@@ -25,11 +25,11 @@ from runstate.logs.dynamodb.items import (
     marks_partitions,
     number,
     page_key,
-    page_of,
+    page_rows,
 )
-from runstate.logs.dynamodb.reading import records_between
+from runstate.logs.dynamodb.reading import intact_part, records_between
 from runstate.logs.dynamodb.refusals import Refused
-from runstate.logs.dynamodb.table import Action, Table, absent, actions_max, equal, pause
+from runstate.logs.dynamodb.table import Action, Item, Table, absent, actions_max, equal, pause
 from runstate.logs.log import FeedPage, Position, Record, decimal_position
 
 _marks_at_once = (actions_max - 1) // 2
@@ -40,19 +40,34 @@ def feed_page(table: Table, after: Position | None, limit: int) -> FeedPage:
     last = _give_places(table)
     place = 0 if after is None else decimal_position(after, last)
     found: list[Record] = []
-    # No further than the counter: a position beyond it was not handed out yet.
-    for items in table.query(feed, number(place + 1), number(last), Limit=min(limit, _entries_page)):
-        entries = [entry_of(item) for item in items]
-        for entry, records in _of_entries(table, entries, place, limit - len(found)):
-            found += records[: limit - len(found)]
-            place = entry.position
-            if len(found) == limit:
-                return FeedPage(found, Position(str(entry.before + found[-1].seq - entry.since + 1)))
+    try:
+        # No further than the counter: a position beyond it was not handed out yet.
+        for items in table.query(feed, number(place + 1), number(last), Limit=min(limit, _entries_page)):
+            for entry, records in _of_entries(table, items, place, limit - len(found)):
+                found += records[: limit - len(found)]
+                place = entry.position
+                if len(found) == limit or (records and records[-1].seq < entry.through):
+                    return FeedPage(found, Position(str(entry.before + found[-1].seq - entry.since + 1)))
+    except LogDamaged:  # What comes before it can be handed out.
+        if not found:
+            raise
     return FeedPage(found, Position(str(place)) if place else after)
 
 
-def _of_entries(table: Table, entries: list[Entry], place: int, limit: int) -> Iterator[tuple[Entry, list[Record]]]:
-    """Each entry with its records after a place; with none, if its stream was deleted."""
+def _of_entries(table: Table, items: list[Item], place: int, limit: int) -> Iterator[tuple[Entry, list[Record]]]:
+    """Each entry with its records after a place; with none, if its stream was deleted.
+
+    Raises:
+        LogDamaged: the entry, or its first event, is not what was written. All before it were given.
+    """
+    entries: list[Entry] = []
+    damage: LogDamaged | None = None
+    for item in items:
+        try:
+            entries.append(entry_of(item))
+        except LogDamaged as error:
+            damage = error
+            break
     # Most entries are one append, and so one page: many of those are read at once.
     pages = table.get_many(page_key(entry.id, entry.through) for entry in entries)
     # After the pages: a stream that is still there now was whole when they were read.
@@ -64,19 +79,25 @@ def _of_entries(table: Table, entries: list[Entry], place: int, limit: int) -> I
             continue
         after_seq = entry.since - 1 + max(0, place - entry.before)
         page = pages.get(page_key(entry.id, entry.through))
-        records = page_of(entry.stream, page).records if page else []
-        if not records or records[0].seq > after_seq + 1:
-            yield entry, _rest(table, head, entry, after_seq, limit)
-        else:
-            yield entry, [record for record in records if record.seq > after_seq]
+        rows = [row for row in page_rows(entry.stream, page) if row[0] > after_seq] if page else []
+        records = list(intact_part(rows))
+        if not records or len(records) < len(rows) or records[0].seq > after_seq + 1:
+            records = _rest(table, head, entry, after_seq, limit)
+        yield entry, records
+    if damage is not None:
+        raise damage
 
 
 def _rest(table: Table, head: Head, entry: Entry, after_seq: int, limit: int) -> list[Record]:
     found: list[Record] = []
-    for records in records_between(table, head, after_seq, entry.through, limit):
-        found += records
-        if len(found) >= limit:
-            break
+    try:
+        for records in records_between(table, head, after_seq, entry.through, limit):
+            found += records
+            if len(found) >= limit:
+                break
+    except LogDamaged:
+        if not found:
+            raise
     again = head_of(table.get(head.key))
     return found if again is not None and again.id == head.id else []
 

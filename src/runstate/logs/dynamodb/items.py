@@ -31,6 +31,7 @@ last_text = "\U0010ffff" * (stream_bytes_max // 4 + 1)
 directory = "streams"
 blobs = "blobs"
 garbage = "garbage"
+set_aside = "set_aside"
 feed = "feed"
 format_key: Key = ("runstate", "format")
 counter_key: Key = ("runstate", "feed")
@@ -147,7 +148,14 @@ def key_item(stream_id: str, record: Record, page_seq: int) -> Item:
     return {"pk": pk, "sk": sk, "seq": record.seq, "page": page_seq}
 
 
-def page_items(stream_id: str, token: str, records: list[Record]) -> Iterator[tuple[Item, list[Record]]]:
+def is_key(item: Item) -> bool:
+    """Whether a key's item leads anywhere."""
+    return isinstance(item.get("seq"), int) and isinstance(item.get("page"), int)
+
+
+def page_items(
+    stream_id: str, token: str, records: list[Record], bytes_max: int = append_bytes_max
+) -> Iterator[tuple[Item, list[Record]]]:
     """The pages that records make, as few as can be.
 
     Raises:
@@ -166,11 +174,11 @@ def page_items(stream_id: str, token: str, records: list[Record]) -> Iterator[tu
                 bytes=len(row),
                 bytes_max=page_bytes_max,
             )
-        if total > append_bytes_max:
+        if total > bytes_max:
             raise EventTooLarge(
-                f"The append has more than {append_bytes_max} bytes, and DynamoDB's transactions no more room; "
+                f"The append has more than {bytes_max} bytes, and DynamoDB's transactions no more room; "
                 "nothing was written, send it in parts",
-                bytes_max=append_bytes_max,
+                bytes_max=bytes_max,
             )
         if rows and size + len(row) > page_bytes_max:
             yield _page_item(stream_id, token, held, rows), held
@@ -202,16 +210,62 @@ def page_of(stream: str, item: Item) -> Page:
         ) from error
 
 
+def page_seq(item: Item) -> int:
+    """The seq that a page is named for; one behind all others if its name is none that an append gave."""
+    name = item["sk"][1:]
+    return int(name) if name.isascii() and name.isdecimal() else _seq_max
+
+
+def proven_rows(stream: str, item: Item) -> list[tuple[int, Record | None]]:
+    """The events of a page: their seqs, with the record of each that is what was appended.
+
+    The seq of one that is not is where it stands. A page that cannot be read stands for its last event.
+    """
+    last_seq = page_seq(item)
+    try:
+        page = page_of(stream, item)
+    except LogDamaged:
+        return [(last_seq, None)]
+    found: list[tuple[int, Record | None]] = []
+    before = 0
+    for record, crc in zip(page.records, page.crcs, strict=True):
+        if record_crc(item["pk"], record) == crc:
+            found.append((record.seq, record))
+        else:
+            found.append((before + 1 if before else max(1, last_seq - len(page.records) + 1), None))
+        before = found[-1][0]
+    return found or [(last_seq, None)]
+
+
+def page_rows(stream: str, item: Item) -> list[tuple[int, Record | None]]:
+    """As `proven_rows`; but no event of a page that stands in the place of another is what was appended there."""
+    found = proven_rows(stream, item)
+    seqs = [seq for seq, _ in found]
+    if seqs[-1] == page_seq(item) and seqs == sorted(set(seqs)):
+        return found
+    return [(page_seq(item), None)]
+
+
 def head_of(item: Item | None, *, is_listed: bool = False) -> Head | None:
-    """In a list, a head whose checksum is wrong stands as it is: whoever reads the stream is told.
+    """In a list, a head that was changed stands as it is, as far as it can be read: a read of the stream refuses it.
 
     Raises:
         LogDamaged: the item is none that an append wrote.
     """
     if item is None or _is_tombstone(item):
         return None
-    head: Head = _checked(Head, item, f"The head {item['pk'][:240]!r}", is_listed=is_listed)
+    if is_listed:
+        return _listed(item)
+    head: Head = _checked(Head, item, f"The head {item['pk'][:240]!r}")
     return head
+
+
+def _listed(item: Item) -> Head:
+    values = {
+        field.name: value if isinstance(value := item.get(field.name), field.type) else field.type()
+        for field in msgspec.structs.fields(Head)
+    }
+    return Head(**values | {"stream": item["pk"].removeprefix("head:")})
 
 
 def tombstone_item(tombstone: Tombstone) -> Item:
@@ -257,12 +311,12 @@ def mark_of(item: Item) -> Mark:
         raise LogDamaged(f"The mark {item['sk']} is none that an append wrote ({error})") from error
 
 
-def _checked(kind: type[Any], item: Item, what: str, *, is_listed: bool = False) -> Any:
+def _checked(kind: type[Any], item: Item, what: str) -> Any:
     try:
         made = msgspec.convert(item, kind)
     except msgspec.ValidationError as error:
         raise LogDamaged(f"{what} is none that Runstate wrote ({error}); run 'runstate verify'") from error
-    if not is_listed and made.item() != item:
+    if made.item() != item:
         raise LogDamaged(f"{what} was changed by hand; run 'runstate verify'", stream=made.stream)
     return made
 

@@ -19,6 +19,7 @@ from runstate.logs.dynamodb.appends import read_head, try_adopt, try_append
 from runstate.logs.dynamodb.feed import feed_page
 from runstate.logs.dynamodb.items import Head as StoredHead
 from runstate.logs.dynamodb.items import head_key, tombstone_of
+from runstate.logs.dynamodb.repair import repair_stream
 from runstate.logs.dynamodb.schema import prepare
 from runstate.logs.dynamodb.table import Table, busy_timeout_default_s, pause
 from runstate.logs.dynamodb.verify import verify_rest, verify_table
@@ -36,7 +37,6 @@ from runstate.logs.log import (
     StreamInfo,
     Tombstone,
     check_limit,
-    refuse,
 )
 from runstate.models.model import Draft, check_stream
 
@@ -47,7 +47,7 @@ _turns = 64
 class DynamoLog(Handle):
     """A log in one table. Threads, processes and machines may share it; a forked child must open its own."""
 
-    capabilities = frozenset(Capability) - {Capability.REPAIR}
+    capabilities = frozenset(Capability)
 
     def __init__(
         self,
@@ -195,7 +195,9 @@ class DynamoLog(Handle):
         yield from verify_rest(self._table)
 
     def repair(self, stream: str, *, dry_run: bool = False, salvage: bool = False) -> list[Finding]:
-        raise refuse(Capability.REPAIR, "DynamoDB")
+        check_stream(stream)
+        self._check_open()
+        return self._in_turn(stream, lambda _: repair_stream(self._table, stream, dry_run=dry_run, salvage=salvage))
 
     def put_blob(self, data: bytes) -> BlobRef:
         self._check_open()

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from runstate.errors import InvalidJson
 from runstate.logs.dynamodb.appends import known, read_head
-from runstate.logs.dynamodb.items import Head, directory, head_key, head_of, last_text, page_key, page_of
+from runstate.logs.dynamodb.items import Head, directory, head_key, head_of, last_text, page_key, page_rows
 from runstate.logs.dynamodb.table import Table
 from runstate.logs.log import Record
+from runstate.logs.stored_rows import changed_error
 
 _seq_max = 10**18
 heads_page = 1000
@@ -18,18 +19,35 @@ heads_page = 1000
 def records_between(
     table: Table, head: Head, after_seq: int, until_seq: int, limit: int | None = None
 ) -> Iterator[list[Record]]:
-    """Records with `after_seq < seq <= until_seq`, a few pages at a time, and no further than the head."""
+    """Records with `after_seq < seq <= until_seq`, a few pages at a time, and no further than the head.
+
+    Raises:
+        LogDamaged: the next one is not what was appended. All before it were given.
+    """
     until = min(until_seq, head.last_seq)
     # Pages bear the number of their last event, so the last one may reach beyond `until`, but not beyond the head.
     low, high = page_key(head.id, after_seq + 1)[1], page_key(head.id, head.last_seq)[1]
     if after_seq >= until:
         return
     for items in table.query(head.id, low, high, limit=limit):
-        found = [r for item in items for r in page_of(head.stream, item).records if after_seq < r.seq <= until]
+        rows = [row for item in items for row in page_rows(head.stream, item) if after_seq < row[0] <= until]
+        found = list(intact_part(rows))
+        if len(found) < len(rows):
+            if found:
+                yield found
+            raise changed_error(head.stream, rows[len(found)][0])
         if found:
             yield found
         if not found or found[-1].seq >= until:
             return
+
+
+def intact_part(rows: list[tuple[int, Record | None]]) -> Iterator[Record]:
+    """The records before the first row that is not what was appended."""
+    for _, record in rows:
+        if record is None:
+            return
+        yield record
 
 
 def read(table: Table, stream: str, after_seq: int, limit: int) -> list[Record]:

@@ -26,12 +26,14 @@ from runstate.logs.dynamodb.items import (
     last_text,
     mark_of,
     marks_partitions,
-    page_of,
-    record_crc,
+    page_rows,
+    page_seq,
+    set_aside,
 )
 from runstate.logs.dynamodb.keepings import blob_data, load_snapshot
 from runstate.logs.dynamodb.table import Item, Table
 from runstate.logs.log import Finding, Record
+from runstate.logs.row_repair import set_aside_findings
 from runstate.logs.stored_rows import row_findings
 from runstate.models.canonical import digest
 
@@ -39,18 +41,18 @@ from runstate.models.canonical import digest
 def verify_table(table: Table, stream: str | None) -> Iterator[Finding]:
     """Findings for one stream, or for the whole log."""
     if stream is not None:
-        yield from _stream(table, stream)
+        yield from verify_stream(table, stream)
         return
     yield from verify_rest(table)
     for items in table.query(directory, "\0", last_text):
         for item in items:
-            yield from _stream(table, item["sk"])
+            yield from verify_stream(table, item["sk"])
 
 
 # --- one stream ----------------------------------------------------------------------------------------
 
 
-def _stream(table: Table, stream: str) -> Iterator[Finding]:
+def verify_stream(table: Table, stream: str) -> Iterator[Finding]:
     listed = table.get((directory, stream))
     try:
         head = read_head(table, stream)
@@ -64,6 +66,8 @@ def _stream(table: Table, stream: str) -> Iterator[Finding]:
                 code="dynamodb.head_missing", message="The stream is listed, but its head is gone", stream=stream
             )
         return
+    if listed is None and table.get((directory, stream)) is None and read_head(table, stream) == head:
+        yield _not_listed(stream)
     for finding in _behind(table, head):
         again = read_head(table, stream)
         if again is None or again.id != head.id:
@@ -82,7 +86,7 @@ def _behind(table: Table, head: Head) -> Iterator[Finding]:
             stream=head.stream,
             seq=walk.beyond,
         )
-    yield from _keys(table, head, walk.keys)
+    yield from _keys(table, head, None if walk.is_changed else walk.keys)
     yield from _snapshots(table, head)
 
 
@@ -96,6 +100,8 @@ class _Walk:
         """The first event behind the head."""
         self.keys = 0
         """How many events have their key written down."""
+        self.is_changed = False
+        """Whether one of the events is not what was appended. Its key is not known then."""
 
     def rows(self) -> Iterator[tuple[int, bool, int]]:
         for items in self._table.query(self._head.id, "e", "f"):
@@ -103,22 +109,16 @@ class _Walk:
                 yield from self._page(item)
 
     def _page(self, item: Item) -> Iterator[tuple[int, bool, int]]:
-        last_seq = int(item["sk"][1:])
+        last_seq = page_seq(item)
         if last_seq > self._head.last_seq:
             self.beyond = self.beyond or last_seq
             return
-        try:
-            page = page_of(self._head.stream, item)
-        except LogDamaged as damaged:
-            self.findings.append(
-                Finding(code="log.event_changed", message=str(damaged), stream=self._head.stream, seq=last_seq)
-            )
-            return
-        self._check_keys(page.records, last_seq)
-        for record, crc in zip(page.records, page.crcs, strict=True):
-            is_intact = record_crc(self._head.id, record) == crc
+        rows = page_rows(self._head.stream, item)
+        self.is_changed = self.is_changed or any(record is None for _, record in rows)
+        self._check_keys([record for _, record in rows if record is not None], last_seq)
+        for seq, record in rows:
             # A stream's places in the feed follow its seqs by construction; the feed itself is looked at elsewhere.
-            yield record.seq, is_intact and (record is not page.records[-1] or record.seq == last_seq), record.seq
+            yield seq, record is not None, seq
 
     def _check_keys(self, records: list[Record], page_seq: int) -> None:
         expected = {key_key(self._head.id, record.key): record for record in records}
@@ -139,7 +139,7 @@ class _Walk:
                 )
 
 
-def _keys(table: Table, head: Head, expected: int) -> Iterator[Finding]:
+def _keys(table: Table, head: Head, expected: int | None) -> Iterator[Finding]:
     """Keys of no event: a retry would take them for known."""
     count = 0
     for items in table.query(head.id, "k", "l"):
@@ -150,7 +150,7 @@ def _keys(table: Table, head: Head, expected: int) -> Iterator[Finding]:
                 count -= 1
                 if read_head(table, head.stream) == head:
                     yield _stray(head, seq)
-    if count > expected and not head.unindexed:
+    if expected is not None and count > expected and not head.unindexed:
         yield _stray(head, None)
 
 
@@ -184,6 +184,10 @@ def _snapshots(table: Table, head: Head) -> Iterator[Finding]:
 def verify_rest(table: Table) -> Iterator[Finding]:
     """Findings beyond single streams."""
     yield from _feed(table)
+    for items in table.query(set_aside, "0", last_text):
+        for item in items:
+            place = f"the items whose pk is {item['sk']}"
+            yield from set_aside_findings([(item["stream"], item["events"], item["at"])], place)
     for items in table.query(blobs, "0", "g"):
         for item in items:
             if digest(blob_data(table, item)) != item["sk"]:
@@ -257,6 +261,11 @@ def _hole(stream: str, seq: int) -> Finding:
     )
 
 
+def _not_listed(stream: str) -> Finding:
+    message = "The stream is there, but the list of streams lacks it"
+    return Finding(code="dynamodb.not_listed", message=message, stream=stream)
+
+
 def _strays(table: Table, shown: list[Entry | Mark]) -> Iterator[Finding]:
     heads = table.get_many(head_key(place.stream) for place in shown)
     listed = table.get_many((directory, place.stream) for place in shown)
@@ -268,13 +277,11 @@ def _strays(table: Table, shown: list[Entry | Mark]) -> Iterator[Finding]:
         head = heads.get(head_key(place.stream))
         if head is not None and head.get("id") == place.id:
             if (directory, place.stream) not in listed and table.get(head_key(place.stream)) is not None:
-                yield Finding(
-                    code="dynamodb.not_listed",
-                    message="The stream is there, but the list of streams lacks it",
-                    stream=place.stream,
-                )
-        elif table.get((garbage, place.id)) is None and next(table.query(place.id, "e", "f", limit=1), None):
-            # The note first: it goes last, so where there is none, a deletion has left nothing.
+                yield _not_listed(place.stream)
+        elif not any(table.get((notes, place.id)) for notes in (garbage, set_aside)) and next(
+            table.query(place.id, "e", "f", limit=1), None
+        ):
+            # The notes first: they go last, so where there is none, a deletion has left nothing.
             yield Finding(
                 code="dynamodb.orphan_events",
                 message=f"Events are left of a stream (number {place.id}) whose head is gone",

@@ -252,7 +252,7 @@ def _values(heads: Sequence[Head]) -> dict[str, object]:
         "persisted": Texts([r.persisted_at for r in records]),
         "crcs": Numbers(
             [
-                checksum(r.seq, r.event_id, r.type, r.key, r.tenant, r.emitted_at, r.persisted_at, r.body)
+                checksum(r.stream, r.seq, r.event_id, r.type, r.key, r.tenant, r.emitted_at, r.persisted_at, r.body)
                 for r in records
             ]
         ),

@@ -96,7 +96,7 @@ SELECT %s::xid8 < pg_snapshot_xmin(pg_current_snapshot()) AND %s <= (SELECT last
 _info = "SELECT stream, tenant, last_seq, events, first_persisted_at, last_persisted_at, {model} FROM $schema.streams"
 _infos = f"{_info} WHERE stream > %s ORDER BY stream LIMIT %s"
 _heads = """
-SELECT stream, last_seq, id, {model} FROM $schema.streams
+SELECT stream, last_seq, id || '-' || transaction, {model} FROM $schema.streams
 WHERE stream > %s AND (%s::text IS NULL OR stream <= %s) ORDER BY stream LIMIT %s
 """
 _heads_page = 10_000
@@ -254,9 +254,9 @@ class PostgresLog(Handle):
         query = _heads.format(model=self._model)
         while True:
             page = self._rows(query, after, until, until, Int8(_heads_page))
-            for stream, last_seq, stream_id, model in page:
-                # No number of a stream is given twice, and nothing but an append changes a stream.
-                yield Head(stream, last_seq, f"{stream_id}-{last_seq}" if versions else "", last_seq, model)
+            for stream, last_seq, version, model in page:
+                # No number of a stream is given twice, and what changes it, an append or a repair, is a transaction.
+                yield Head(stream, last_seq, f"{version}-{last_seq}" if versions else "", last_seq, model)
             if len(page) < _heads_page:
                 return
             after = page[-1][0]

@@ -9,11 +9,21 @@ from psycopg.types.numeric import Int8
 from runstate.logs.log import Finding, StoredSnapshot
 from runstate.logs.postgres.transactions import Connection
 from runstate.logs.row_repair import count_set_aside, set_aside_findings, set_aside_table
-from runstate.logs.stored_rows import is_intact, record_columns, row_findings, snapshot_findings
+from runstate.logs.stored_rows import (
+    Ends,
+    head_finding,
+    is_intact,
+    record_columns,
+    row_findings,
+    snapshot_findings,
+)
 from runstate.models.canonical import digest
 
 _begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-_heads = "SELECT id, stream, last_seq, events FROM $schema.streams WHERE (%s::text IS NULL OR stream = %s)"
+_heads = """
+SELECT id, stream, last_seq, events, tenant, first_persisted_at, last_persisted_at FROM $schema.streams
+WHERE (%s::text IS NULL OR stream = %s)
+"""
 _rows = f"""
 SELECT {record_columns}, transaction::text, position FROM $schema.events e
 WHERE stream_id = %s AND seq > %s ORDER BY seq LIMIT 1000
@@ -76,18 +86,24 @@ def _strays(connection: Connection) -> Iterator[Finding]:
         )
 
 
-def _stream(connection: Connection, stream_id: int, stream: str, last_seq: int, events: int) -> Iterator[Finding]:
-    rows = (
-        (int(str(row[0])), is_intact(row), (int(str(transaction)), int(str(position))))
-        for *row, transaction, position in _pages(connection, stream_id)
-    )
-    return row_findings(stream, rows, (0, 0), last_seq, events)
+def _stream(
+    connection: Connection, stream_id: int, stream: str, last_seq: int, events: int, *head: str
+) -> Iterator[Finding]:
+    ends = Ends()
+    rows = read_placed(connection, stream_id, stream, ends)
+    yield from row_findings(stream, rows, (0, 0), last_seq, events)
+    if not ends.fit(*head):
+        yield head_finding(stream)
 
 
-def _pages(connection: Connection, stream_id: int) -> Iterator[tuple[object, ...]]:
+def read_placed(
+    connection: Connection, stream_id: int, stream: str, ends: Ends
+) -> Iterator[tuple[int, bool, tuple[int, int]]]:
+    """All rows of a stream: the seq of each, whether it is intact, and its place in the feed."""
     after = -(2**62)  # Also rows that no append wrote, below the first seq.
     while page := connection.execute(_rows, (stream_id, Int8(after)), binary=True).fetchall():
-        yield from page
+        for *row, transaction, position in page:
+            yield row[0], ends.note(is_intact(stream, row), row[4], row[6]), (int(transaction), position)
         after = page[-1][0]
 
 

@@ -241,15 +241,24 @@ def _write_streams(session: Session, streams: dict[str, Stream], position: int) 
         is_new = at.events == 0
         heads[is_new].append((name, first.tenant, last.seq, events, position + len(rows) + 1, *times, at.model))
         rows += enumerate(new, position + len(rows) + 1)
-    written = sum(session.change(_write, part) for part in _parts(rows))
+    written = write_rows(session, rows)
     if heads[True]:
-        written += session.change(_new_heads, _json(heads[True]))
+        written += insert_heads(session, heads[True])
     if heads[False]:
         written += session.change(_move_heads, _json(heads[False]))
     if written != len(rows) + len(heads[True]) + len(heads[False]):
         raise LogDamaged(
             "The tables hold events that no append of this log wrote; nothing was written, run 'runstate verify'"
         )
+
+
+def write_rows(session: Session, rows: Sequence[tuple[int, Record]]) -> int:
+    """Write records at their positions; how many were written."""
+    return sum(session.change(_write, part) for part in _parts(rows))
+
+
+def insert_heads(session: Session, heads: Sequence[tuple[Any, ...]]) -> int:
+    return session.change(_new_heads, _json(heads))
 
 
 def _parts(rows: Sequence[tuple[int, Record]]) -> Iterator[str]:

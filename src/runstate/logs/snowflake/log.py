@@ -41,7 +41,6 @@ from runstate.logs.log import (
     decimal_position,
     is_outdated,
     is_same_stream,
-    refuse,
 )
 from runstate.logs.snowflake.appends import (
     Append,
@@ -52,6 +51,7 @@ from runstate.logs.snowflake.appends import (
     read_row,
 )
 from runstate.logs.snowflake.connections import Connections, Row, Session, pauses
+from runstate.logs.snowflake.repair import create_set_aside, plan_stream, repair_stream
 from runstate.logs.snowflake.schema import check_migrated, prepare
 from runstate.logs.snowflake.verify import rest_findings, stream_findings
 from runstate.logs.snowflake.writer import Writer
@@ -86,7 +86,7 @@ _seq_max = 2**63 - 1
 class SnowflakeLog(Handle):
     """A log in one schema. Threads, processes and machines may share it; a forked child must open its own."""
 
-    capabilities = frozenset(Capability) - {Capability.REPAIR}
+    capabilities = frozenset(Capability)
 
     def __init__(
         self,
@@ -302,7 +302,15 @@ class SnowflakeLog(Handle):
         yield from self._connections.run(rest_findings)
 
     def repair(self, stream: str, *, dry_run: bool = False, salvage: bool = False) -> list[Finding]:
-        raise refuse(Capability.REPAIR, "Snowflake")
+        check_stream(stream)
+        self._check_open()
+        plan = self._connections.run(lambda session: plan_stream(session, stream, salvage=salvage))
+        if plan is None or dry_run:
+            return [] if plan is None else [plan.finding(stream)]
+        check_migrated(self._version)
+        # By itself: DDL would commit the transaction.
+        self._connections.run(lambda session: session.change(create_set_aside))
+        return self._writer.alone(1, lambda session: repair_stream(session, stream, salvage=salvage))
 
     def put_blob(self, data: bytes) -> BlobRef:
         self._check_open()

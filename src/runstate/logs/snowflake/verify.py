@@ -13,12 +13,14 @@ from itertools import groupby
 from runstate.logs.log import Finding, Record, StoredSnapshot
 from runstate.logs.snowflake.appends import checksum, record_columns
 from runstate.logs.snowflake.connections import Row, Session
-from runstate.logs.stored_rows import row_findings, snapshot_findings
+from runstate.logs.snowflake.repair import set_aside
+from runstate.logs.stored_rows import Ends, head_finding, row_findings, snapshot_findings
 
 heads_page = 1000
 
 _heads = """
-SELECT s.stream, s.last_seq, s.events, s.first_position, g.last_position
+SELECT s.stream, s.last_seq, s.events, s.first_position, g.last_position, s.tenant, s.first_persisted_at,
+    s.last_persisted_at
 FROM streams s CROSS JOIN (SELECT MAX(last_position) AS last_position FROM runstate_log) g
 WHERE {where} ORDER BY s.stream LIMIT ?
 """
@@ -60,7 +62,7 @@ def stream_findings(session: Session, after: str, *, only: str | None = None) ->
     found = [*_events(session, heads, position), *_same(session, first, last, position), *_kept(session, first, last)]
     if found:
         there: dict[str, int] = dict(session.rows(_incarnations, first, last))
-        gone = {stream for stream, *_, began, _ in heads if there.get(stream) != began}
+        gone = {head[0] for head in heads if there.get(head[0]) != head[3]}
         found = [finding for finding in found if finding.stream not in gone]
     return last, found
 
@@ -80,6 +82,7 @@ def rest_findings(session: Session) -> list[Finding]:
     for stream, seq, position in session.rows(_ahead):
         message = f"Position {position} is still to come, so the feed will give it to another event"
         found.append(Finding(code="snowflake.position_ahead", message=message, stream=stream, seq=seq))
+    found += set_aside(session)
     return found + list(_changed_blobs(session.each(_blobs)))
 
 
@@ -102,8 +105,9 @@ def _events(session: Session, heads: list[Row], position: int) -> Iterator[Findi
 
 
 def _one(head: Row, rows: Iterable[Row]) -> Iterator[Finding]:
-    stream, last_seq, events, *_ = head
+    stream, last_seq, events, _, _, *columns = head
     twice: dict[int, int] = {}
+    ends = Ends()
 
     def once() -> Iterator[tuple[int, bool, int]]:
         last = None
@@ -113,9 +117,12 @@ def _one(head: Row, rows: Iterable[Row]) -> Iterator[Finding]:
                 twice[record.seq] = twice.get(record.seq, 1) + 1
                 continue
             last = record.seq
-            yield record.seq, checksum(position, record) == crc, position
+            is_intact = checksum(position, record) == crc
+            yield record.seq, ends.note(is_intact, record.tenant, record.persisted_at), position
 
     yield from row_findings(stream, once(), 0, last_seq, events)
+    if not ends.fit(*columns):
+        yield head_finding(stream)
     for seq, count in twice.items():
         message = f"{count} rows stand at seq {seq}; the stream is intact up to {seq - 1}"
         yield Finding(code="snowflake.duplicate_seq", message=message, stream=stream, seq=seq)

@@ -247,7 +247,7 @@ def delete_rows(
 
 def _row(stream_id: int, record: Record) -> Row:
     envelope = (record.event_id, record.type, record.key, record.tenant, record.emitted_at, record.persisted_at)
-    return (stream_id, record.seq, *envelope, checksum(record.seq, *envelope, record.body), record.body)
+    return (stream_id, record.seq, *envelope, checksum(record.stream, record.seq, *envelope, record.body), record.body)
 
 
 def _previous(connection: sqlite3.Connection, stream_id: int, seq: int, drafts: Sequence[Draft]) -> bytes | None:

@@ -363,6 +363,7 @@ class SqliteLog(Handle):
             return self._readers.run(work)
 
     def _connect(self) -> sqlite3.Connection:
+        connection = None
         try:
             connection = sqlite3.connect(
                 self._file, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
@@ -371,6 +372,8 @@ class SqliteLog(Handle):
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA cache_size = -65536")
         except sqlite3.DatabaseError as error:
+            if connection is not None:
+                connection.close()
             if primary_code(error) == sqlite3.SQLITE_NOTADB:
                 raise NotALog(f"{self.path} is no SQLite database; it was left untouched") from error
             if primary_code(error) == sqlite3.SQLITE_CANTOPEN:

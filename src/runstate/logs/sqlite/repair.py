@@ -7,22 +7,28 @@ import sqlite3
 from runstate.errors import StreamNotFound
 from runstate.logs.log import Finding, now
 from runstate.logs.row_repair import RowRepair, plan_repair, set_aside_table
+from runstate.logs.sqlite.appends import insert_event
 from runstate.logs.sqlite.damaged_text import fetch_rows
-from runstate.logs.stored_rows import is_intact, record_columns
+from runstate.logs.stored_rows import Ends, is_intact, record_columns
 
 _columns = "position, stream_id, seq, event_id, type, key, tenant, emitted_at, persisted_at, crc, body"
 # Without types or constraints: what is damaged may be anything.
 _create = f"CREATE TABLE IF NOT EXISTS {set_aside_table} ({_columns}, stream, set_aside_at)"
 _keep = f"INSERT INTO {set_aside_table} SELECT {_columns}, ?, ? FROM events WHERE stream_id = ? AND seq = ?"
 _head = """
-SELECT id, stream, tenant, last_seq, events, first_persisted_at, last_persisted_at, model FROM streams WHERE stream = ?
+SELECT id, last_seq, events, model, tenant, first_persisted_at, last_persisted_at FROM streams WHERE stream = ?
 """
-_rows = f"SELECT {record_columns} FROM events e WHERE stream_id = ? ORDER BY seq"
+_rows = f"SELECT {record_columns}, position FROM events e WHERE stream_id = ? ORDER BY seq"
+_row = """
+SELECT stream_id, seq, event_id, type, key, tenant, emitted_at, persisted_at, crc, body FROM events
+WHERE stream_id = ? AND seq = ?
+"""
 _put_head = """
-INSERT INTO streams (id, stream, tenant, last_seq, events, first_persisted_at, last_persisted_at, model)
+INSERT INTO streams (id, stream, last_seq, events, model, tenant, first_persisted_at, last_persisted_at)
 SELECT ?, ?, ?, ?, ?,
+    (SELECT tenant FROM events WHERE stream_id = ?1 ORDER BY seq LIMIT 1),
     (SELECT persisted_at FROM events WHERE stream_id = ?1 ORDER BY seq LIMIT 1),
-    (SELECT persisted_at FROM events WHERE stream_id = ?1 ORDER BY seq DESC LIMIT 1), ?
+    (SELECT persisted_at FROM events WHERE stream_id = ?1 ORDER BY seq DESC LIMIT 1)
 """
 
 
@@ -35,18 +41,27 @@ def repair_stream(connection: sqlite3.Connection, stream: str, *, dry_run: bool,
     head = connection.execute(_head, (stream,)).fetchone()
     if head is None:
         raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-    stream_id, last_seq, events = head[0], head[3], head[4]
-    rows = [(row[0], is_intact(row)) for row in fetch_rows(connection, _rows, (stream_id,))]
-    plan = plan_repair(rows, last_seq, events, salvage=salvage)
-    if plan is None:
+    stream_id, last_seq, events, model, *columns = head
+    ends = Ends()
+    rows = fetch_rows(connection, _rows, (stream_id,))
+    found = [(row[0], ends.note(is_intact(stream, row[:-1]), row[4], row[6])) for row in rows]
+    plan = plan_repair(
+        found,
+        last_seq,
+        events,
+        salvage=salvage,
+        is_rest_sound=ends.fit(*columns),
+        places={row[0]: row[-1] for row in rows},
+    )
+    # Where SQLite's own structure is damaged, nothing that is written can be relied on.
+    if plan is None or connection.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",):
         return []
     if not dry_run:
-        _apply(connection, head, plan)
+        _apply(connection, stream_id, stream, model, plan)
     return [plan.finding(stream)]
 
 
-def _apply(connection: sqlite3.Connection, head: tuple[object, ...], plan: RowRepair) -> None:
-    stream_id, stream, tenant, *_, model = head
+def _apply(connection: sqlite3.Connection, stream_id: int, stream: str, model: str, plan: RowRepair) -> None:
     connection.execute(_create)
     # The head goes first: a trigger refuses to delete events of a stream that is there.
     connection.execute("DELETE FROM streams WHERE id = ?", (stream_id,))
@@ -55,5 +70,9 @@ def _apply(connection: sqlite3.Connection, head: tuple[object, ...], plan: RowRe
     for seq in plan.set_aside:
         connection.execute(_keep, (stream, moment, stream_id, seq))
         connection.execute("DELETE FROM events WHERE stream_id = ? AND seq = ?", (stream_id, seq))
+    for seq in plan.moved:
+        row = connection.execute(_row, (stream_id, seq)).fetchone()
+        connection.execute("DELETE FROM events WHERE stream_id = ? AND seq = ?", (stream_id, seq))
+        connection.execute(insert_event, row)
     if plan.kept:
-        connection.execute(_put_head, (stream_id, stream, tenant, plan.kept[-1], len(plan.kept), model))
+        connection.execute(_put_head, (stream_id, stream, plan.kept[-1], len(plan.kept), model))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sqlite3
 
-from runstate.errors import LogTooNew, NotALog
+from runstate.errors import LogDamaged, LogTooNew, NotALog
 from runstate.logs.log import now
 
 application_id = 0x52554E53
@@ -153,6 +153,8 @@ def _version(connection: sqlite3.Connection) -> int:
                 "upgrade Runstate to open it. It was left untouched",
                 version=version,
             )
+        if version == 0 and "streams" in tables:
+            raise LogDamaged("The file holds tables of a log, but schema_version has no row; restore a backup")
         return int(version)
     if tables or _is_foreign(connection):
         raise NotALog("The file is a SQLite database of another application; it was left untouched")

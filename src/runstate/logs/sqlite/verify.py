@@ -8,10 +8,17 @@ from collections.abc import Iterator
 from runstate.logs.log import Finding, StoredSnapshot
 from runstate.logs.row_repair import count_set_aside, set_aside_findings, set_aside_table
 from runstate.logs.sqlite.damaged_text import any_text
-from runstate.logs.stored_rows import is_intact, record_columns, row_findings, snapshot_findings
+from runstate.logs.stored_rows import (
+    Ends,
+    head_finding,
+    is_intact,
+    record_columns,
+    row_findings,
+    snapshot_findings,
+)
 from runstate.models.canonical import digest
 
-_heads = "SELECT id, stream, last_seq, events FROM streams"
+_heads = "SELECT id, stream, last_seq, events, tenant, first_persisted_at, last_persisted_at FROM streams"
 _rows = f"SELECT {record_columns}, position FROM events e WHERE stream_id = ? ORDER BY seq"
 _orphans = """
 SELECT stream_id, count(*) FROM events WHERE stream_id NOT IN (SELECT id FROM streams) GROUP BY stream_id
@@ -77,7 +84,15 @@ def _structure(reader: sqlite3.Connection) -> Iterator[Finding]:
             yield Finding(code="sqlite.structure", message=message)
 
 
-def _stream(reader: sqlite3.Connection, stream_id: int, stream: str, last_seq: int, events: int) -> Iterator[Finding]:
+def _stream(
+    reader: sqlite3.Connection, stream_id: int, stream: str, last_seq: int, events: int, *head: str
+) -> Iterator[Finding]:
+    ends = Ends()
     with any_text(reader):
-        rows = ((row[0], is_intact(row), position) for *row, position in reader.execute(_rows, (stream_id,)))
+        rows = (
+            (row[0], ends.note(is_intact(stream, row), row[4], row[6]), position)
+            for *row, position in reader.execute(_rows, (stream_id,))
+        )
         yield from row_findings(stream, rows, 0, last_seq, events)
+    if not ends.fit(*head):
+        yield head_finding(stream)
