@@ -13,14 +13,19 @@ from contextlib import suppress
 from pathlib import PurePath
 from typing import NamedTuple
 
+from msgspec import UNSET
+
 from runstate.errors import LogDamaged
 from runstate.logs.log import Finding
 from runstate.logs.wal.compression import compressed, decompressed, gunzipped
 from runstate.logs.wal.files import SEGMENT, StreamFiles
+from runstate.logs.wal.findings import damage_finding
+from runstate.logs.wal.ledger import Ledger
 from runstate.models.canonical import digest
 from runstate.storage.directories import names_in
 from runstate.storage.disk import Disk, replace_durably
 
+SEGMENT_MISSING = "archive.segment_missing"
 _pattern = re.compile(SEGMENT)
 
 
@@ -52,6 +57,39 @@ def leading_to(found: list[Segment], previous_seq: int) -> list[Segment]:
         if segment.last_seq == (chain[-1].first_seq - 1 if chain else previous_seq):
             chain.append(segment)
     return chain[::-1]
+
+
+def missing_ranges(found: list[Segment], ledger: Ledger | None, begins_after: int | None) -> list[tuple[int, int]]:
+    """The first and the last seq of each range that was archived, and that neither a segment nor the WAL holds.
+
+    `begins_after`: the seq before the first entry of the WAL; None: there is none. What a compaction that was cut short
+    has archived still stands in the WAL. Without a ledger that knows the range, only a gap between segments shows.
+    """
+    if ledger is not None and ledger.archived is not UNSET:
+        first_seq, last_seq = ledger.archived
+    elif found:
+        first_seq, last_seq = found[0].first_seq, found[-1].last_seq
+    else:
+        return []
+    last_seq = last_seq if begins_after is None else min(last_seq, begins_after)
+    missing = []
+    for segment in found:
+        if first_seq < segment.first_seq <= last_seq:
+            missing.append((first_seq, segment.first_seq - 1))
+        first_seq = max(first_seq, segment.last_seq + 1)
+    return [*missing, (first_seq, last_seq)] if first_seq <= last_seq else missing
+
+
+def segment_missing(stream: str, first_seq: int, last_seq: int) -> LogDamaged:
+    return LogDamaged(
+        f"The archive of {stream!r} lacks the segments with events {first_seq} to {last_seq}. Restore them from a "
+        f"backup, or let 'runstate repair' note that they are lost. What is behind them is read with --after {last_seq}"
+        f" (after_seq={last_seq})",
+        stream=stream,
+        seq=first_seq,
+        last_seq=last_seq,
+        reason=SEGMENT_MISSING,
+    )
 
 
 def segment_lines(disk: Disk, stream: str, segment: Segment) -> list[bytes]:
@@ -98,17 +136,14 @@ def write_segment(disk: Disk, files: StreamFiles, first_seq: int, last_seq: int,
     replace_durably(disk, files.archive / name, data)
 
 
-def verify_segments(disk: Disk, files: StreamFiles) -> Iterator[Finding]:
-    previous = 0
-    for segment in segments(disk, files):
-        if previous and segment.first_seq > previous + 1:
-            yield Finding(
-                code="archive.segment_missing",
-                message=f"The archive lacks events {previous + 1} to {segment.first_seq - 1}",
-                stream=files.stream,
-                seq=previous + 1,
-            )
-        previous = segment.last_seq
+def verify_segments(
+    disk: Disk, files: StreamFiles, ledger: Ledger | None, begins_after: int | None
+) -> Iterator[Finding]:
+    """Findings for the archive of a stream. `begins_after`: see `missing_ranges`."""
+    found = segments(disk, files)
+    for missing in missing_ranges(found, ledger, begins_after):
+        yield damage_finding(segment_missing(files.stream, *missing))
+    for segment in found:
         try:
             segment_lines(disk, files.stream, segment)
         except LogDamaged as error:
