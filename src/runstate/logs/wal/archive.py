@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import gzip
 import re
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
+from hashlib import sha256
+from io import BytesIO
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -17,13 +19,13 @@ from msgspec import UNSET
 
 from runstate.errors import LogDamaged
 from runstate.logs.log import Finding
-from runstate.logs.wal.compression import compressed, decompressed, gunzipped
+from runstate.logs.wal.compression import compressed, gunzip, piece_bytes, unzstd
 from runstate.logs.wal.files import SEGMENT, StreamFiles
 from runstate.logs.wal.findings import damage_finding
 from runstate.logs.wal.ledger import Ledger
 from runstate.models.canonical import digest
 from runstate.storage.directories import names_in
-from runstate.storage.disk import Disk, replace_durably
+from runstate.storage.disk import Disk, File, replace_durably
 
 SEGMENT_MISSING = "archive.segment_missing"
 _pattern = re.compile(SEGMENT)
@@ -92,19 +94,58 @@ def segment_missing(stream: str, first_seq: int, last_seq: int) -> LogDamaged:
     )
 
 
-def segment_lines(disk: Disk, stream: str, segment: Segment) -> list[bytes]:
-    """The lines of a segment.
+def segment_lines(disk: Disk, stream: str, segment: Segment) -> Iterator[list[bytes]]:
+    """The lines of a segment, some at a time. It takes the memory of one piece and one line, whatever the file holds.
 
     Raises:
-        LogDamaged: it is not what was archived.
+        LogDamaged: it is not what was archived. Lines come before that only from a file whose name has its digest.
     """
-    data = disk.read(segment.path)
-    if digest(data) != segment.digest:
-        raise _not_as_archived(stream, segment)
-    try:
-        return unpack(data, segment.path).split(b"\n")[:-1]
-    except ValueError as error:
-        raise _not_as_archived(stream, segment) from error
+    with closing(disk.open(segment.path, read_only=True)) as file:
+        found, source = sha256(), _Source(file)
+        while data := source.read(piece_bytes):
+            found.update(data)
+        if found.hexdigest() != segment.digest:
+            raise _not_as_archived(stream, segment)
+        source.offset = 0
+        try:
+            yield from _lines(unzstd(source) if segment.path.suffix == ".zst" else gunzip(source), segment)
+        except ValueError as error:
+            raise _not_as_archived(stream, segment) from error
+
+
+def _lines(pieces: Iterable[bytes], segment: Segment) -> Iterator[list[bytes]]:
+    """
+    Raises:
+        ValueError: they are no lines of a WAL, or more than the name of the segment says.
+    """
+    left = segment.last_seq - segment.first_seq + 1
+    rest = BytesIO()  # Not bytes: a line that comes in many pieces would be copied with each.
+    for piece in pieces:
+        *lines, last = piece.split(b"\n")
+        if lines:
+            rest.write(lines[0])
+            lines[0], rest = rest.getvalue(), BytesIO()
+            left -= len(lines)
+            if left < 0:
+                raise ValueError("it holds more lines than its name says")
+            yield lines
+        if last and not rest.tell() and not last.startswith(b"{"):
+            raise ValueError("a line is no entry")  # Before the rest of it takes memory.
+        rest.write(last)
+    if rest.tell():
+        raise ValueError("its last line is not whole")
+
+
+class _Source:
+    """A file, read from its beginning on."""
+
+    def __init__(self, file: File) -> None:
+        self._file, self.offset = file, 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._file.read_at(self.offset, self._file.size() if size < 0 else size)
+        self.offset += len(data)
+        return data
 
 
 def _not_as_archived(stream: str, segment: Segment) -> LogDamaged:
@@ -116,14 +157,6 @@ def _not_as_archived(stream: str, segment: Segment) -> LogDamaged:
         reason="archive.digest_mismatch",
         path=str(segment.path),
     )
-
-
-def unpack(data: bytes, path: PurePath) -> bytes:
-    """
-    Raises:
-        ValueError: the bytes are not what was packed.
-    """
-    return decompressed(data) if path.suffix == ".zst" else gunzipped(data)
 
 
 def write_segment(disk: Disk, files: StreamFiles, first_seq: int, last_seq: int, lines: bytes, *, zstd: bool) -> None:
@@ -145,7 +178,8 @@ def verify_segments(
         yield damage_finding(segment_missing(files.stream, *missing))
     for segment in found:
         try:
-            segment_lines(disk, files.stream, segment)
+            for _ in segment_lines(disk, files.stream, segment):
+                pass
         except LogDamaged as error:
             yield Finding(
                 code="archive.digest_mismatch", message=str(error), stream=files.stream, seq=segment.first_seq

@@ -241,7 +241,8 @@ class View:
             chain = self.archived() if is_later else []
         for segment in chain:
             if segment.last_seq > after_seq:
-                yield Block(segment_lines(self._disk, self.stream, segment), -1)
+                for lines in segment_lines(self._disk, self.stream, segment):
+                    yield Block(lines, -1)
         if missing is not None:
             raise segment_missing(self.stream, *missing)
         if not self.end and not chain:
