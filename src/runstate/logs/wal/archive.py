@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from hashlib import sha256
 from io import BytesIO
 from pathlib import PurePath
@@ -24,7 +24,7 @@ from runstate.logs.wal.files import SEGMENT, StreamFiles
 from runstate.logs.wal.findings import damage_finding
 from runstate.logs.wal.ledger import Ledger
 from runstate.models.canonical import digest
-from runstate.storage.directories import names_in
+from runstate.storage.directories import make_durable_directory, names_in
 from runstate.storage.disk import Disk, File, replace_durably
 
 SEGMENT_MISSING = "archive.segment_missing"
@@ -162,9 +162,7 @@ def _not_as_archived(stream: str, segment: Segment) -> LogDamaged:
 def write_segment(disk: Disk, files: StreamFiles, first_seq: int, last_seq: int, lines: bytes, *, zstd: bool) -> None:
     """Keep lines; once this returns, they survive a power cut."""
     data = compressed(lines) if zstd else gzip.compress(lines, 6, mtime=0)
-    with suppress(FileExistsError):
-        disk.make_directory(files.archive)
-    disk.sync_directory(files.home)
+    make_durable_directory(disk, files.archive)
     name = f"{first_seq:016d}-{last_seq:016d}-{digest(data)}.jsonl.{'zst' if zstd else 'gz'}"
     replace_durably(disk, files.archive / name, data)
 
