@@ -94,7 +94,8 @@ def damaged_disks(history: History) -> Iterator[tuple[str, SimulatedDisk]]:
 
 
 def read_all(log: WalLog, during: str) -> dict[int, Record]:
-    """What can be read, up to the first damage in the WAL. A damaged segment of the archive is passed over."""
+    """What can be read, up to the first damage in the WAL. A damaged or missing segment of the archive is passed
+    over."""
     found: dict[int, Record] = {}
     after_seq = 0
     while True:
@@ -104,9 +105,12 @@ def read_all(log: WalLog, during: str) -> dict[int, Record]:
             after_seq = truncated.details["first_seq"] - 1
             continue
         except LogDamaged as damage:
-            if "path" not in damage.details:
+            if "path" in damage.details:
+                after_seq = int(PurePath(damage.details["path"]).name[17:33])
+            elif damage.details["reason"] == "archive.segment_missing":
+                after_seq = damage.details["last_seq"]
+            else:
                 return found
-            after_seq = int(PurePath(damage.details["path"]).name[17:33])
             continue
         if not page:
             return found

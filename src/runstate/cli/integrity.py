@@ -13,9 +13,10 @@ from runstate.cli.options import AsJson, ModelName, Url
 from runstate.cli.output import counted, words, write_json, write_line
 from runstate.cli.progress_display import track
 from runstate.cli.seals import KeyFile, SealsFile, read_seals_for, seal_findings
-from runstate.cli.stream_stores import StreamStores, open_streams
-from runstate.errors import LogDamaged, RunstateError, StreamNotFound, UnknownModel, shown_url
+from runstate.cli.stream_stores import AnyStore, StreamStores, open_streams
+from runstate.errors import LogDamaged, RunstateError, StreamNotFound, Truncated, UnknownModel, shown_url
 from runstate.logs.log import Capability, Finding
+from runstate.logs.unfoldable import find_impossible
 
 Salvage = Annotated[
     bool, typer.Option("--salvage", help="Also keep events behind the damage that can still be proven.")
@@ -112,7 +113,8 @@ def write_finding(finding: Finding, as_json: bool, url: str) -> None:
 
 
 def _findings(stores: StreamStores, stream: str | None) -> Iterator[Finding]:
-    """What the log finds, then the streams that it finds intact and their model cannot fold.
+    """What the log finds, then what the models find in the streams that are intact: events that cannot be folded, or
+    are impossible where they stand.
 
     Raises:
         ModelMismatch: there are streams, and none of the given model.
@@ -131,13 +133,29 @@ def _findings(stores: StreamStores, stream: str | None) -> Iterator[Finding]:
             if not stores.is_chosen(info):
                 continue
             folded += 1
-            stores.of(info).project_snapshot(name)
+            yield from _fold(stores.of(info), name)
         except StreamNotFound:
             continue  # Deleted since it was listed, or its first append was never finished.
         except RunstateError as error:
             yield Finding(code=error.code, message=str(error), stream=name, seq=error.details.get("seq"))
     if not folded:
         stores.refuse_others()
+
+
+def _fold(store: AnyStore, stream: str) -> list[Finding]:
+    """Fold a stream from its first event on, or from its snapshot where the log was compacted.
+
+    Raises:
+        RunstateError: it cannot be folded.
+    """
+    log, model, snapshots = store.log, store.model, store.snapshots
+    try:
+        return find_impossible(log, model, stream, model.initial(stream), 0)
+    except Truncated:
+        stored = snapshots.stored(stream)
+        if stored is None or (state := snapshots.load(stream, stored)) is None:
+            raise
+        return find_impossible(log, model, stream, state, stored.seq)
 
 
 def _repair_stream(

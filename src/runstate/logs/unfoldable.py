@@ -1,16 +1,19 @@
-"""Which event of a stream its model cannot fold: the log is intact, and the event means nothing to this model."""
+"""Which events of a stream its model cannot fold, or calls impossible: the log is intact, and says what cannot be."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from runstate.errors import InvalidEvent, InvalidJson, ModelFailed, RunstateError
-from runstate.logs.log import EventLog, Record
-from runstate.models.model import AnyModel
+from runstate.errors import InvalidEvent, InvalidJson, InvalidTransition, ModelFailed, RunstateError
+from runstate.logs.log import EventLog, Finding, Record
+from runstate.models.model import Alert, AnyModel
 from runstate.models.model_errors import translate_model_errors
 
 unfoldable = (InvalidEvent, InvalidJson, ModelFailed)
+impossible_max = 1000
+"""So many impossible events of a stream are named. Others are counted."""
 
 
 @contextmanager
@@ -52,6 +55,59 @@ def locate(log: EventLog, model: AnyModel, stream: str, after_seq: int, error: R
             )
             return type(error)(message, **error.details | {"stream": stream, "seq": record.seq})
     return error
+
+
+def find_impossible(log: EventLog, model: AnyModel, stream: str, state: Any, after_seq: int) -> list[Finding]:
+    """Fold a stream from a state on, and name the events that its model calls impossible where they stand.
+
+    Raises:
+        Truncated: the stream begins behind `after_seq`.
+        InvalidEvent, InvalidJson, ModelFailed: an event cannot be folded.
+    """
+    refused: dict[int, Alert] = {}
+    count = taken = 0
+
+    def lines() -> Iterator[bytes]:
+        nonlocal taken
+        for line in log.lines(stream, after_seq=after_seq):
+            taken += 1
+            yield line
+
+    def note(alert: Alert) -> None:
+        nonlocal count
+        count += taken not in refused
+        if len(refused) < impossible_max:
+            refused.setdefault(taken, alert)  # The last line that the fold has taken.
+
+    with folding(log, model, stream, after_seq):
+        model.fold(state, lines(), note)
+    findings = []
+    for number, record in enumerate(_records(log, stream, after_seq) if refused else (), 1):
+        if number in refused:
+            findings.append(_impossible(stream, record, refused.pop(number)))
+        if not refused:
+            break
+    if count > len(findings):
+        message = f"{count - len(findings)} more events are impossible where they stand"
+        findings.append(Finding(code=InvalidTransition.code, message=message, severity="warning", stream=stream))
+    return findings
+
+
+def _impossible(stream: str, record: Record, alert: Alert) -> Finding:
+    message = (
+        f"{record.type} is intact, and impossible where it stands: {alert.why}. It stays in the log; append the event "
+        f"that corrects it, if the state is not what it should be. 'runstate fetch URL {stream} --after "
+        f"{record.seq - 1} --limit 1' shows it"
+    )
+    details = {"eventId": record.event_id, "refusal": alert.code}
+    return Finding(
+        code=InvalidTransition.code,
+        message=message,
+        severity="warning",
+        stream=stream,
+        seq=record.seq,
+        details=details,
+    )
 
 
 def _records(log: EventLog, stream: str, after_seq: int) -> Iterator[Record]:

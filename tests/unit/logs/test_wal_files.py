@@ -522,9 +522,10 @@ def test_a_changed_or_missing_segment_is_found_and_never_read(opened: Opening, r
     assert [finding.code for finding in log.verify("s")] == ["archive.digest_mismatch"]
     second.unlink()
     assert [finding.code for finding in log.verify("s")] == ["archive.segment_missing"]
-    with pytest.raises(Truncated) as caught:
+    assert [record.seq for record in log.read("s", limit=2)] == [1, 2]
+    with pytest.raises(LogDamaged, match="lacks the segments with events 3 to 5") as caught:
         log.read("s")
-    assert caught.value.details["first_seq"] == 6
+    assert [record.seq for record in log.read("s", after_seq=caught.value.details["last_seq"])] == [6, 7, 8, 9]
     assert first.exists()
 
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec import UNSET
 
 from runstate.conformance.notes import as_held, note, notes
+from runstate.errors import Truncated
 from runstate.logs.log import StoredSnapshot, StreamInfo
+from runstate.logs.sealed import unsealed
 from runstate.logs.wal import WalLog
+from runstate.logs.wal.ledger import Ledger
 from runstate.logs.wal.options import WalOptions
 from runstate.models.canonical import digest
 
@@ -37,15 +42,51 @@ def test_a_directory_of_the_first_format_is_read_and_gone_on_from(copy: Path) ->
         assert log.read("s")[:-1] == held
 
 
-def test_the_first_format_is_still_what_is_written(copy: Path, tmp_path: Path) -> None:
-    with WalLog(tmp_path / "new", options=WalOptions(history="archive")) as log:
+golden = Path(__file__).parents[2] / "golden"
+
+
+def write(root: Path) -> None:
+    with WalLog(root, options=WalOptions(history="archive")) as log:
         log.adopt("s", held[:3])
         log.adopt("s", held[3:5])
         for _ in range(2):  # A checkpoint removes the entries before the previous one.
             log.checkpoint("s", StoredSnapshot("daemon", 1, 4, digest(body), body))
         log.adopt("s", held[5:])
-    for name in ("wal.jsonl", "ledger.json", "keys.json"):
+
+
+def test_the_first_format_is_still_what_is_written(copy: Path, tmp_path: Path) -> None:
+    write(tmp_path / "new")
+    for name in ("wal.jsonl", "keys.json"):
         assert (tmp_path / "new" / "s" / name).read_bytes() == (copy / "s" / name).read_bytes(), name
+    old, new = (unsealed((root / "s" / "ledger.json").read_bytes(), Ledger) for root in (copy, tmp_path / "new"))
+    assert new is not None
+    assert msgspec.structs.replace(new, archived=UNSET) == old  # A member that older versions ignore.
+
+
+def test_a_ledger_that_knows_the_archive_is_still_what_is_written(tmp_path: Path) -> None:
+    write(tmp_path / "new")
+    for name in ("wal.jsonl", "ledger.json", "keys.json"):
+        kept = golden / "wal-archived" / "s" / name
+        assert (tmp_path / "new" / "s" / name).read_bytes() == kept.read_bytes(), name
+
+
+def test_a_deleted_segment_of_an_archive_of_the_first_format_is_not_missed(copy: Path) -> None:
+    """Its ledger does not tell what was archived: the history begins later, as after a checkpoint with `drop`."""
+    (segment,) = (copy / "s" / "archive").iterdir()
+    segment.unlink()
+    with WalLog(copy) as log:
+        assert list(log.verify("s")) == []
+        with pytest.raises(Truncated):
+            log.read("s")
+
+
+def test_the_next_checkpoint_notes_the_archive_of_the_first_format(copy: Path) -> None:
+    with WalLog(copy, options=WalOptions(history="archive")) as log:
+        for _ in range(2):
+            log.checkpoint("s", StoredSnapshot("daemon", 1, 7, digest(body), body))
+    ledger = unsealed((copy / "s" / "ledger.json").read_bytes(), Ledger)
+    assert ledger is not None
+    assert ledger.archived == (1, 5)
 
 
 def test_a_directory_that_the_seeds_daemon_left_is_read_and_gone_on_from(copy: Path) -> None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import PurePath
-from zlib import crc32
 
 import msgspec
 
 from runstate.logs.log import StoredSnapshot
 from runstate.logs.ndjson.files import RunFiles
-from runstate.logs.ndjson.reading import Mark, chunk_bytes
+from runstate.logs.ndjson.reading import Mark, checksum
 from runstate.logs.sealed import sealed, unsealed
 from runstate.models.canonical import digest
 from runstate.storage.disk import Disk, File, write_new
@@ -49,12 +48,7 @@ class Index(msgspec.Struct):
 
     def covers(self, file: File, size: int) -> bool:
         """Whether the bytes that this has a checksum of are still those, where there are as many."""
-        if self.end is None or self.end.offset > size:
-            return True
-        offset = crc = 0
-        while offset < self.end.offset and (chunk := file.read_at(offset, min(chunk_bytes, self.end.offset - offset))):
-            offset, crc = offset + len(chunk), crc32(chunk, crc)
-        return crc == self.crc
+        return self.end is None or self.end.offset > size or checksum(file, self.end.offset) == self.crc
 
 
 def read_index(disk: Disk, files: RunFiles) -> Index:
@@ -64,6 +58,12 @@ def read_index(disk: Disk, files: RunFiles) -> Index:
     except OSError:
         found = None
     return found if found is not None and found.format == format_version else Index()
+
+
+def read_known(disk: Disk, files: RunFiles) -> tuple[int, int]:
+    """Up to where the index has a checksum of the file, and the checksum."""
+    index = read_index(disk, files)
+    return (0, 0) if index.end is None else (index.end.offset, index.crc)
 
 
 def write_index(disk: Disk, files: RunFiles, index: Index) -> None:

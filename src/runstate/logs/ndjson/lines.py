@@ -125,7 +125,7 @@ def check_line(seq: int, line: bytes, previous: bytes | None) -> bytes:
     """The model's line in a line of the file, after the checks that cost little.
 
     They are the checksum and the place of a framed line, and the link of a bare one to the line before. What a bare
-    line says is checked by `read_line`.
+    line says is checked by `check_bare`.
 
     Raises:
         Damage: what is wrong.
@@ -163,13 +163,33 @@ def read_line(stream: str, seq: int, line: bytes, previous: bytes | None) -> Rec
     """
     if line.startswith(OPENING):
         return framed_record(stream, seq, line)
-    bare = _bare(line)
+    bare = check_bare(stream, line)
     check_line(seq, line, previous)
+    return Record(stream, seq, bare.event_id, bare.type, bare.event_id, "", bare.ts, bare.ts, line)
+
+
+def check_bare(stream: str, line: bytes) -> _Bare:
+    """What a bare line says, checked against its hash, if it has one.
+
+    Raises:
+        Damage: what is wrong.
+    """
+    bare = _bare(line)
     if bare.run_id != stream:
         raise Damage(LINE_DAMAGED, f"The line belongs to the run {bare.run_id[:80]!r}")
     if bare.event_hash is not UNSET and not _is_hashed(bare):
         raise Damage(CHAIN_BROKEN, "event_hash is not the hash of what the line says")
-    return Record(stream, seq, bare.event_id, bare.type, bare.event_id, "", bare.ts, bare.ts, line)
+    return bare
+
+
+def are_hashed(stream: str, lines: Sequence[bytes]) -> bool:
+    """Whether `check_bare` finds nothing wrong with any of these lines."""
+    try:
+        for line in lines:
+            check_bare(stream, line)
+    except Damage:
+        return False
+    return True
 
 
 def envelope_of(line: bytes) -> Envelope:

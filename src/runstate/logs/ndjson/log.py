@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path, PurePath
 from threading import Lock
@@ -38,7 +39,7 @@ from runstate.logs.log import (
 )
 from runstate.logs.ndjson.files import EVENTS, ORCHESTRATOR_LOCK, RunFiles, guessed, own_files, run_files
 from runstate.logs.ndjson.held import Held
-from runstate.logs.ndjson.index import find_snapshot, read_index
+from runstate.logs.ndjson.index import find_snapshot, read_index, read_known
 from runstate.logs.ndjson.reading import Mark, RecentMarks, View, extent, missing_events, read_head
 from runstate.logs.ndjson.repair import repair
 from runstate.logs.ndjson.run import Gone, Job, Run
@@ -322,12 +323,13 @@ class NdjsonLog(Handle):
             with closing(file):
                 if held is not None:
                     mark = held.mark(min(after_seq, held.seq), file)
-                    yield View(stream, file, held.end, [] if mark is None else [mark])
+                    yield View(stream, file, held.end, [mark] if mark else [], lambda: (held.end, held.crc))
                     return
                 marks = self._marks.of(stream) if after_seq else []
                 if after_seq and all(mark.seq != after_seq for mark in marks):
                     marks += read_index(self._disk, files).marks()
-                view = View(stream, file, extent(self._disk, files, file), marks)
+                known = partial(read_known, self._disk, files)
+                view = View(stream, file, extent(self._disk, files, file), marks, known)
                 yield view
                 self._marks.add(stream, view.last)
 

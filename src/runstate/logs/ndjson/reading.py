@@ -7,7 +7,7 @@ anywhere. `View` is the file as one reader sees it, up to an end that was fixed 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from threading import Lock
@@ -16,11 +16,13 @@ from zlib import crc32
 import msgspec
 
 from runstate.errors import LogDamaged
-from runstate.logs.frames import Damage, read_first_frame
+from runstate.logs.frames import OPENING, Damage, read_first_frame
 from runstate.logs.log import Finding, Head, Record, StreamInfo
 from runstate.logs.ndjson.files import RunFiles, event_bytes_guessed
 from runstate.logs.ndjson.lines import (
+    are_hashed,
     body_of,
+    check_bare,
     check_line,
     envelope_of,
     intact_bodies,
@@ -35,6 +37,10 @@ from runstate.storage.disk import Disk, File
 chunk_bytes = 1 << 20
 EVENTS_MISSING = "log.events_missing"
 EVENT_CHANGED = "log.event_changed"
+_hashed_bytes_max = 1 << 14
+"""Fewer bytes than these are always hashed line by line: to look for a checksum costs as much."""
+_hash_cost = 8
+"""How much longer it takes to hash lines than to compute a checksum over as many bytes."""
 _starts_max = 16
 _marks_max = 4
 _marked_streams_max = 1024
@@ -125,6 +131,14 @@ def _blocks(file: File, start: int, end: int, size: int = chunk_bytes) -> Iterat
         alone = alone and not lines
 
 
+def checksum(file: File, end: int) -> int:
+    """CRC-32 over a file from its beginning to an offset."""
+    offset = crc = 0
+    while offset < end and (chunk := file.read_at(offset, min(chunk_bytes, end - offset))):
+        offset, crc = offset + len(chunk), crc32(chunk, crc)
+    return crc
+
+
 def read_head(disk: Disk, files: RunFiles) -> Head:
     """About how many events a run has, its file's version and its model; a file that is gone has a version too."""
     try:
@@ -139,31 +153,46 @@ def read_head(disk: Disk, files: RunFiles) -> Head:
 class View:
     """A run's file as one reader sees it."""
 
-    def __init__(self, stream: str, file: File, end: int, marks: Iterable[Mark] = ()) -> None:
+    def __init__(
+        self,
+        stream: str,
+        file: File,
+        end: int,
+        marks: Iterable[Mark] = (),
+        known: Callable[[], tuple[int, int]] = lambda: (0, 0),
+    ) -> None:
+        """`known`: up to where the checksum of the file is known, and the checksum."""
+        self._known = known
         self.stream, self.file, self.end = stream, file, end
         self.marks = sorted(marks, key=lambda mark: -mark.seq)
         self.last: Mark | None = None
         """Where the last walk ended, for the next one to begin."""
 
     def bodies(self, after_seq: int, until_seq: int | None) -> Iterator[Sequence[bytes]]:
-        """The models' lines with `after_seq < seq <= until_seq`, many at a time.
+        """The models' lines with `after_seq < seq <= until_seq`, many at a time, each as fully checked as by `records`.
 
         Raises:
             LogDamaged: the walk met damage. What was before it has been yielded.
         """
         seq, offset, previous = self._start(after_seq)
         until = float("inf") if until_seq is None else until_seq
+        proven = self._proven(offset, until - seq)
         for block in _blocks(self.file, offset, self.end):
             if seq >= until:
                 return
+            end = offset + sum(map(len, block)) + len(block)
+            is_proven = end <= proven
             is_wanted = seq >= after_seq and seq + len(block) <= until
-            if is_wanted and (bodies := intact_bodies(seq + 1, block, previous)) is not None:
-                seq, offset, previous = seq + len(block), offset + sum(map(len, block)) + len(block), bodies[-1]
+            bodies = intact_bodies(seq + 1, block, previous) if is_wanted else None
+            if bodies is not None and (is_proven or bodies is not block or are_hashed(self.stream, block)):
+                seq, offset, previous = seq + len(block), end, bodies[-1]
                 yield bodies
                 continue
             for line in block:
                 seq += 1
                 try:
+                    if seq > after_seq and not is_proven and not line.startswith(OPENING):
+                        check_bare(self.stream, line)
                     previous = check_line(seq, line, previous)
                 except Damage as damage:
                     self._stop(damage, seq, offset, previous)
@@ -199,6 +228,19 @@ class View:
                 yield record
                 if limit is not None and seq - after_seq >= limit:
                     return
+
+    def _proven(self, offset: int, lines: float) -> int:
+        """The end of what a known checksum proves to be as it was written: then no line of it needs to be hashed.
+
+        0: there is no checksum that fits, or for so many lines behind an offset it costs more than their hashes.
+        """
+        span = min(self.end - offset, lines * event_bytes_guessed)
+        if span < _hashed_bytes_max:
+            return 0
+        end, crc = self._known()
+        if not offset < end <= min(self.end, span * _hash_cost):
+            return 0
+        return end if checksum(self.file, end) == crc else 0
 
     def mark_at(self, seq: int) -> Mark | None:
         """The mark after that many lines, or None where there are fewer that are intact."""

@@ -14,7 +14,7 @@ from pathlib import PurePath
 
 from runstate.errors import AppendOutcomeUnknown, SnapshotTooNew
 from runstate.logs.log import Finding, StoredSnapshot, is_outdated, is_same_stream
-from runstate.logs.wal.archive import segments, write_segment
+from runstate.logs.wal.archive import leading_to, segments, write_segment
 from runstate.logs.wal.entries import Damage, Entry, read_entry
 from runstate.logs.wal.findings import damaged
 from runstate.logs.wal.held import Held
@@ -52,6 +52,20 @@ def is_newer(writer: Writer, kept: Kept, snapshot: StoredSnapshot) -> bool:
     return newest is None or not is_outdated(snapshot, newest.version, newest.seq, held.last_seq)
 
 
+def flush_in_place(writer: Writer) -> Held:
+    """Flush what is buffered, and check that the WAL is still the writer's: a snapshot must not outlive its events.
+
+    Raises:
+        OSError, AppendOutcomeUnknown: nothing may be saved.
+    """
+    writer.flush()
+    held = writer.load()
+    if held.file is not None:
+        with writer.claimed():
+            check_in_place(writer.disk, writer.files.wal, held.file, held.end)
+    return held
+
+
 def checkpoint(writer: Writer, snapshot: StoredSnapshot, report: list[Finding]) -> None:
     """Keep a snapshot, then remove the entries that the one before it holds. The caller has the upkeep.
 
@@ -70,13 +84,9 @@ def checkpoint(writer: Writer, snapshot: StoredSnapshot, report: list[Finding]) 
         raise SnapshotTooNew(f"{message}; it was left untouched", stream=stream, version=version)
     if not is_newer(writer, kept, snapshot):
         return
-    writer.flush()
-    held = writer.load()
+    held = flush_in_place(writer)
     if not 0 < snapshot.seq <= held.last_seq:
         raise ValueError(f"a checkpoint is of a seq from 1 to {held.last_seq}, not of {snapshot.seq}")
-    if held.file is not None:
-        with writer.claimed():
-            check_in_place(writer.disk, writer.files.wal, held.file, held.end)
     # Before the snapshot: should the WAL be lost, no seq that it covers is given out again.
     writer.amend_ledger(last_seq=held.tail_seq, floor_seq=held.lost_seq)
     previous = write_checkpoint(writer.disk, writer.files, snapshot, kept, zstd=writer.options.zstd)
@@ -92,8 +102,9 @@ def compact(writer: Writer, held: Held, first_seq: int) -> None:
         start = start_of(file, end, first_seq)
         if not start:
             return
+        archived = held.ledger.archived
         if writer.options.history == "archive":
-            _archive(writer, file, start)
+            archived = _archive(writer, file, start)
         old_keys = [*read_old_keys(disk, files), *_last_keys(writer, file, start)]
         old_keys = old_keys[max(0, len(old_keys) - writer.options.remembered_keys) :]
         write_old_keys(disk, files, old_keys)
@@ -101,6 +112,7 @@ def compact(writer: Writer, held: Held, first_seq: int) -> None:
             removed=_removed(writer, held, file, start, first_seq),
             last_seq=held.tail_seq,
             floor_seq=held.lost_seq,
+            archived=archived,
             swapping=True,
         )
         temp = disk.temp_name(files.wal)
@@ -123,17 +135,18 @@ def compact(writer: Writer, held: Held, first_seq: int) -> None:
         time.sleep(0)
 
 
-def _archive(writer: Writer, file: File, end: int) -> None:
-    """Keep what the WAL holds up to an offset."""
+def _archive(writer: Writer, file: File, end: int) -> tuple[int, int]:
+    """Keep what the WAL holds up to an offset. Returns what the ledger is to say of the archive."""
     disk, files = writer.disk, writer.files
     lines: list[bytes] = []
-    size = first = last = 0
+    size = first = last = begin = 0
     for number, (offset, line) in enumerate(numbered_lines(file, 0, end)):
         entry = _entry(files.stream, line, offset)
         if number % _breath == 0:
             time.sleep(0)
         if not number:
             _forget_unfinished(writer, entry.previous_seq)
+            begin = _archive_begin(writer, entry.previous_seq)
         if size >= segment_bytes:
             write_segment(disk, files, first, last, b"".join(lines), zstd=writer.options.zstd)
             lines, size = [], 0
@@ -143,6 +156,16 @@ def _archive(writer: Writer, file: File, end: int) -> None:
         size, last = size + len(line) + 1, entry.seq
     if lines:
         write_segment(disk, files, first, last, b"".join(lines), zstd=writer.options.zstd)
+    return begin, last
+
+
+def _archive_begin(writer: Writer, previous_seq: int) -> int:
+    """The first seq of the archive that leads up to `previous_seq`, or of a new one."""
+    known = None if writer.held is None else writer.held.ledger.archived
+    if isinstance(known, tuple) and known[0] <= previous_seq <= known[1]:
+        return known[0]
+    chain = leading_to(segments(writer.disk, writer.files), previous_seq)
+    return chain[0].first_seq if chain else previous_seq + 1
 
 
 def _forget_unfinished(writer: Writer, last_seq: int) -> None:

@@ -59,7 +59,7 @@ def find_lost(disk: Disk, files: StreamFiles, ledger: Ledger | None) -> Lost | N
     removed = None if ledger is None else ledger.removed
     if ledger is None or removed is None or not removed.events:
         return None
-    first, last, kept = _entries(disk, files)
+    first, last, kept = wal_entries(disk, files)
     begins_after = removed.before_seq - 1 if first is None else first.previous_seq
     if leading_to(segments(disk, files), begins_after) or not begins_after:
         return None
@@ -117,7 +117,7 @@ def begin_behind(disk: Disk, files: StreamFiles, held: Held, seq: int, report: l
     report_finding(report, wal_finding(files, EVENTS_MISSING, message, held.tail_seq + 1, last_seq=seq))
 
 
-def _entries(disk: Disk, files: StreamFiles) -> tuple[Entry | None, Entry | None, int]:
+def wal_entries(disk: Disk, files: StreamFiles) -> tuple[Entry | None, Entry | None, int]:
     """The first and the last entry of the WAL, and how many there are."""
     try:
         file = disk.open(files.wal, read_only=True)

@@ -42,6 +42,9 @@ class Ledger(msgspec.Struct, frozen=True):
     format: int = 1
     model: str | UnsetType = UNSET
     """The model that the stream records; it counts once there are entries. Unset: none."""
+    archived: tuple[int, int] | UnsetType = UNSET
+    """The first and the last seq of the entries that checkpoints have moved to the archive without a gap, as far as
+    they led up to the WAL. Unset: none, or an older version wrote the ledger."""
 
 
 class OldKey(msgspec.Struct, frozen=True, array_like=True, gc=False):

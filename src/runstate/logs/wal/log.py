@@ -43,7 +43,7 @@ from runstate.logs.tombstone_files import (
     verify_tombstones,
 )
 from runstate.logs.wal.adoption import records_to_adopt
-from runstate.logs.wal.compaction import checkpoint, find_kept, is_newer
+from runstate.logs.wal.compaction import checkpoint, find_kept, flush_in_place, is_newer
 from runstate.logs.wal.files import WAL, StreamFiles, own_files
 from runstate.logs.wal.findings import damage_finding, logger
 from runstate.logs.wal.ledger import Ledger, read_ledger
@@ -243,7 +243,7 @@ class WalLog(Handle):
         self._check_exists(stream)
         with self._writers.keeping(stream) as writer:
             if is_newer(writer, find_kept(writer, snapshot.model, self.recoveries), snapshot):
-                writer.flush()
+                flush_in_place(writer)
                 write_snapshot(self._disk, writer.files, snapshot, zstd=self.options.zstd)
 
     def checkpoint(self, stream: str, snapshot: StoredSnapshot) -> None:

@@ -12,7 +12,7 @@ from google_crc32c import value as crc32c
 
 from runstate.errors import LogDamaged, Truncated
 from runstate.logs.log import Head, Record, StreamInfo
-from runstate.logs.wal.archive import Segment, leading_to, segment_lines, segments
+from runstate.logs.wal.archive import Segment, leading_to, missing_ranges, segment_lines, segment_missing, segments
 from runstate.logs.wal.entries import Damage, Entry, intact_bodies, read_entry, whole_entry
 from runstate.logs.wal.files import StreamFiles
 from runstate.logs.wal.findings import EVENTS_MISSING, damaged, truncated
@@ -233,13 +233,28 @@ class View:
 
     def _blocks(self, after_seq: int) -> Iterator[Block]:
         """Whole lines, from the last one with a seq up to `after_seq` on, or from the beginning."""
-        chain = self.archived() if self._begins_later(after_seq) else []
+        is_later = self._begins_later(after_seq)
+        missing = self._missing(after_seq) if is_later else None
+        if missing is not None:  # What is before the first gap is read.
+            chain = leading_to(segments(self._disk, self._files), missing[0] - 1)
+        else:
+            chain = self.archived() if is_later else []
         for segment in chain:
             if segment.last_seq > after_seq:
-                yield Block(segment_lines(self._disk, self.stream, segment), -1)
+                for lines in segment_lines(self._disk, self.stream, segment):
+                    yield Block(lines, -1)
+        if missing is not None:
+            raise segment_missing(self.stream, *missing)
         if not self.end and not chain:
             self._check_emptied(after_seq)
         yield from file_blocks(self.file, entry_before(self.stream, self.file, self.end, after_seq), self.end)
+
+    def _missing(self, after_seq: int) -> tuple[int, int] | None:
+        """The first range behind `after_seq` that the archive held and does not hold now."""
+        first, found = self.first(), segments(self._disk, self._files)
+        ledger = read_ledger(self._disk, self._files)
+        missing = missing_ranges(found, ledger, None if first is None else first.previous_seq)
+        return next((each for each in missing if each[1] > after_seq), None)
 
     def _begins_later(self, after_seq: int) -> bool:
         first = self.first()

@@ -13,7 +13,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from runstate.errors import LogDamaged
 from runstate.logs.log import Finding, StoredSnapshot
+from runstate.logs.tombstone_files import find_tombstone
+from runstate.logs.tombstones import if_counting
 from runstate.logs.wal.archive import segments
 from runstate.logs.wal.entries import (
     OUT_OF_ORDER,
@@ -182,7 +185,7 @@ def _cut(disk: Disk, files: StreamFiles, file: File, scan: Scan, report: list[Fi
     kept = None if scan.damage is not None else _salvaged(files.stream, file, scan, size)
     if kept is None:
         message = f"{size - start} bytes of an unfinished append were cut off and are kept in {files.torn.name}"
-        if b"\0" in remnant:
+        if b"\0" in remnant and not _is_restored(disk, files, scan.held.tail_seq):
             # A power cut leaves zeros in a write that it interrupts, and a disk that loses what it had flushed does so
             # too. Nobody can tell them apart, so no seq that may have been acknowledged there is used again. Noted
             # before the cut: behind it nothing tells of the zeros any more.
@@ -199,6 +202,13 @@ def _cut(disk: Disk, files: StreamFiles, file: File, scan: Scan, report: list[Fi
     report_finding(
         report, wal_finding(files, TORN_TAIL, message, seq, offset=start, bytes=size - start, evidence=str(files.torn))
     )
+
+
+def _is_restored(disk: Disk, files: StreamFiles, last_seq: int) -> bool:
+    """Whether the stream is being restored from an archive. Then nothing else was ever acknowledged there."""
+    with suppress(LogDamaged):
+        return if_counting(find_tombstone(disk, files.root, files.stream), last_seq) is not None
+    return False
 
 
 def _salvaged(stream: str, file: File, scan: Scan, size: int) -> bytes | None:

@@ -7,9 +7,11 @@ import msgspec
 from runstate.errors import SnapshotTooNew
 from runstate.logs.log import Finding
 from runstate.logs.sealed import unsealed
-from runstate.logs.wal.coverage import begin_anew, begin_behind, find_lost, snapshot_ahead
+from runstate.logs.wal.archive import SEGMENT_MISSING, missing_ranges, segments
+from runstate.logs.wal.coverage import begin_anew, begin_behind, find_lost, snapshot_ahead, wal_entries
 from runstate.logs.wal.files import StreamFiles, keep_copy, read_or_none
 from runstate.logs.wal.findings import FILE_DAMAGED, Rehearsal, report_finding, wal_finding
+from runstate.logs.wal.held import Held
 from runstate.logs.wal.ledger import Ledger, OldKeys, write_old_keys
 from runstate.logs.wal.options import WalOptions
 from runstate.logs.wal.recovery import set_aside
@@ -43,6 +45,7 @@ def repair_stream(writer: Writer, report: list[Finding], *, salvage: bool) -> No
     if held.ledger.last_seq > held.tail_seq:  # Reported; its seqs are not used again.
         writer.amend_ledger(last_seq=held.tail_seq, floor_seq=held.lost_seq)
     _replace_damaged(writer, report)
+    _note_missing_segments(writer, held, report)
     for path in snapshot_paths(disk, files):
         try:
             read_snapshot(disk, path, None)
@@ -61,6 +64,21 @@ def repair_stream(writer: Writer, report: list[Finding], *, salvage: bool) -> No
         begin_anew(disk, files, ledger, lost.after_seq)
         report_finding(report, msgspec.structs.replace(lost.finding(files.stream), severity="warning"))
         writer.loaded()
+
+
+def _note_missing_segments(writer: Writer, held: Held, report: list[Finding]) -> None:
+    """Note in the ledger that segments of the archive are gone: the history that can be read begins behind them."""
+    disk, files = writer.disk, writer.files
+    found, (first, _, _) = segments(disk, files), wal_entries(disk, files)
+    missing = missing_ranges(found, held.ledger, None if first is None else first.previous_seq)
+    if not missing:
+        return
+    archived = held.ledger.archived
+    last_seq = found[-1].last_seq if archived is msgspec.UNSET else archived[1]
+    writer.amend_ledger(archived=(missing[-1][1] + 1, last_seq))
+    for first_seq, last_lost in missing:
+        message = f"The archive lacks events {first_seq} to {last_lost}, which are lost unless you restore the segments"
+        report_finding(report, wal_finding(files, SEGMENT_MISSING, message, first_seq, last_seq=last_lost))
 
 
 def _replace_damaged(writer: Writer, report: list[Finding]) -> None:

@@ -33,15 +33,13 @@ def verify_stream(disk: Disk, files: StreamFiles, ledger: Ledger | None, view: V
     # Read again behind the view: it tells of what compaction is about to remove, before that is gone.
     now = read_ledger(disk, files)
     ledger_end = 0 if now is None else max(now.last_seq, now.floor_seq)
-    last_seq = 0
+    last_seq, first = 0, None
     if view is not None:
         keys: set[str] = set()
         try:
             for _, line in numbered_lines(view.file, 0, view.end):
                 first = whole_entry(files.stream, line)
                 break
-            else:
-                first = None
             if first is not None:
                 try:
                     check_beginning(first, now)
@@ -66,7 +64,7 @@ def verify_stream(disk: Disk, files: StreamFiles, ledger: Ledger | None, view: V
         yield Finding(code=EVENTS_MISSING, message=message, stream=files.stream, seq=last_seq + 1)
     if (lost := find_lost(disk, files, now)) is not None:
         yield lost.finding(files.stream)
-    yield from verify_segments(disk, files)
+    yield from verify_segments(disk, files, now, None if first is None else first.previous_seq)
     yield from _beside(disk, files)
 
 

@@ -77,7 +77,7 @@ class DaemonModel(Model[DaemonEvent, DaemonEvent, MaterializedState]):
         why = refusal(state, event)
         if why is None:
             return []
-        details = {"eventType": tag_of(event), "priorState": why, "attemptedState": tag_of(event)}
+        details = {"eventType": tag_of(event), "priorState": why, "attemptedState": tag_of(event), "why": why}
         return [
             Alert(code="INVALID_TRANSITION", level="P3", subject=event.daemon, event_id=id_of(event), details=details)
         ]
