@@ -43,7 +43,7 @@ def copy(
     """
     check_apart(source, target)
     given = None if model is None else find_model(model)
-    done = events = adopted = blobs = failed = 0
+    done = events = adopted = blobs = unresolved = failed = 0
     with open_log(source, create=False) as from_log:
         for name in stream or ():
             if from_log.stream(name) is None:
@@ -69,6 +69,7 @@ def copy(
                 else:
                     done, events = done + 1, events + copied.events
                     adopted, blobs = adopted + copied.adopted, blobs + copied.blobs
+                    unresolved += copied.unresolved
                     if as_json:
                         write_json(copied)
     if not done and not failed:
@@ -79,6 +80,11 @@ def copy(
         f"{counted(blobs, 'blob')}, all read back"
         + (f"; {counted(failed, 'stream')} could not be copied" if failed else "")
     )
+    if unresolved:
+        words.print(
+            f"{counted(unresolved, 'string')} of the form of a reference: the source holds no such blob. "
+            "'runstate verify' on the source says where"
+        )
     raise typer.Exit(1 if failed else 0)
 
 

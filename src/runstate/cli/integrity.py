@@ -16,6 +16,7 @@ from runstate.cli.seals import KeyFile, SealsFile, read_seals_for, seal_findings
 from runstate.cli.stream_stores import StreamStores, open_streams
 from runstate.errors import RunstateError, StreamNotFound, UnknownModel, shown_url
 from runstate.logs.log import Capability, Finding
+from runstate.logs.stream_blobs import BlobCheck
 
 Salvage = Annotated[
     bool, typer.Option("--salvage", help="Also keep events behind the damage that can still be proven.")
@@ -111,15 +112,16 @@ def write_finding(finding: Finding, as_json: bool, url: str) -> None:
 
 
 def _findings(stores: StreamStores, stream: str | None) -> Iterator[Finding]:
-    """What the log finds, then the streams that it finds intact and their model cannot fold.
+    """What the log finds, then the streams that it finds intact and whose blobs are gone, or that cannot be folded.
 
     Raises:
         ModelMismatch: there are streams, and none of the given model.
     """
-    damaged, folded = set(), 0
+    damaged, folded, blobs = set(), 0, BlobCheck(stores.log)
     for finding in stores.log.verify(stream):
         if finding.severity == "damage":
             damaged.add(finding.stream)
+        blobs.note(finding)
         yield finding
     names = [stream] if stream is not None else (head.stream for head in stores.log.heads(versions=False))
     for name in names:
@@ -130,7 +132,9 @@ def _findings(stores: StreamStores, stream: str | None) -> Iterator[Finding]:
             if not stores.is_chosen(info):
                 continue
             folded += 1
-            stores.of(info).project_snapshot(name)
+            store = stores.of(info)
+            store.project_snapshot(name)
+            yield from blobs.findings(name, store.model)
         except StreamNotFound:
             continue  # Deleted since it was listed, or its first append was never finished.
         except RunstateError as error:

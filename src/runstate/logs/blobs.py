@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from runstate.logs.blob_refs import blob_digest, checked_blob
+from runstate.logs.blob_refs import blob_digest, changed_blob, checked_blob
 from runstate.logs.log import BlobRef, Finding
 from runstate.models.canonical import digest
 from runstate.storage.directories import make_durable_directory
@@ -58,7 +58,7 @@ class Blobs:
             return
         for name in names:
             if not name.endswith(TEMP_SUFFIX) and digest(self._held(self._home / name) or b"") != name:
-                yield Finding(code="blob.digest_mismatch", message=f"The blob sha256:{name} was changed")
+                yield changed_blob(name)
 
     def _held(self, path: PurePath) -> bytes | None:
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path, PurePath
 from threading import Lock
@@ -17,6 +17,7 @@ from runstate.errors import InvalidUrl, LogDamaged, Unsupported
 from runstate.logs.archive.directory import ArchiveDirectory, translated
 from runstate.logs.archive.reading import Contents, Copy, records
 from runstate.logs.archive.verify import verify_rest, verify_run
+from runstate.logs.blob_refs import BlobStates
 from runstate.logs.handle import Handle
 from runstate.logs.log import (
     AppendResult,
@@ -68,7 +69,7 @@ def archive_path(url: str) -> Path:
 class ArchiveLog(Handle):
     """An archive, to be read. Threads may share it."""
 
-    capabilities = frozenset({Capability.DURABLE})
+    capabilities = frozenset({Capability.DURABLE, Capability.BLOBS})
 
     def __init__(self, root: PurePath, *, disk: Disk | None = None) -> None:
         """
@@ -140,16 +141,25 @@ class ArchiveLog(Handle):
     def verify(self, stream: str | None = None) -> Iterator[Finding]:
         if stream is not None:
             copy = self._copy(stream)
-            yield from () if copy is None else verify_run(self.directory, copy)
+            yield from () if copy is None else self._verify_runs([copy])
             return
         self._check_open()
-        for name in self._streams:
-            yield from verify_run(self.directory, self.contents.runs[name])
+        yield from self._verify_runs(self.contents.runs[name] for name in self._streams)
         yield from self.verify_rest()
+
+    def _verify_runs(self, copies: Iterable[Copy]) -> Iterator[Finding]:
+        states = BlobStates(self.get_blob)
+        for copy in copies:
+            yield from verify_run(self.directory, copy, states)
 
     def verify_rest(self) -> Iterator[Finding]:
         self._check_open()
         yield from verify_rest(self.directory, self.info, self.contents)
+
+    def get_blob(self, ref: BlobRef) -> bytes:
+        self._check_open()
+        with translated():
+            return self.directory.blobs.get(ref)
 
     # --- what an archive does not do -----------------------------------------------------------------------
 
@@ -184,10 +194,8 @@ class ArchiveLog(Handle):
         raise refuse(Capability.FEED, "archive")
 
     def put_blob(self, data: bytes) -> BlobRef:
-        raise refuse(Capability.BLOBS, "archive")
-
-    def get_blob(self, ref: BlobRef) -> bytes:
-        raise refuse(Capability.BLOBS, "archive")
+        self._check_open()
+        raise Unsupported(f"The archive {self.directory.root} is only read; blobs come with the runs that name them")
 
     def _refuse_change(self, stream: str) -> NoReturn:
         check_stream(stream)

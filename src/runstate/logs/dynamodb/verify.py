@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from runstate.errors import LogDamaged
+from runstate.logs.blob_refs import changed_blob
 from runstate.logs.dynamodb.appends import read_head
 from runstate.logs.dynamodb.items import (
     Entry,
@@ -187,7 +188,7 @@ def verify_rest(table: Table) -> Iterator[Finding]:
     for items in table.query(blobs, "0", "g"):
         for item in items:
             if digest(blob_data(table, item)) != item["sk"]:
-                yield Finding(code="blob.digest_mismatch", message=f"The blob sha256:{item['sk']} was changed")
+                yield changed_blob(item["sk"])
 
 
 def _feed(table: Table) -> Iterator[Finding]:
