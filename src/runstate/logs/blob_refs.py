@@ -13,6 +13,7 @@ MISSING = "blob.missing"
 CHANGED = "blob.digest_mismatch"
 _digest_pattern = re.compile("[0-9a-f]{64}")
 _ref_pattern = re.compile(rb'"(sha256:[0-9a-f]{64})"')
+_mention_pattern = re.compile(rb"sha256:[0-9a-f]{64}")
 
 
 def blob_digest(ref: BlobRef) -> str | None:
@@ -25,6 +26,11 @@ def blob_refs(line: bytes) -> list[BlobRef]:
     """What a stored line refers to: its strings of that form, in order, each once. Whether there is such a blob, only
     its log can tell: such a string may be the digest of anything."""
     return [BlobRef(ref.decode()) for ref in dict.fromkeys(_ref_pattern.findall(line))]
+
+
+def mentioned_refs(data: bytes) -> set[BlobRef]:
+    """What any bytes may refer to, in whatever way: for a collection, which keeps what it is not sure about."""
+    return {BlobRef(ref.decode()) for ref in _mention_pattern.findall(data)}
 
 
 def checked_blob(ref: BlobRef, data: bytes | None) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path, PurePath
 from threading import Lock
 from typing import NoReturn
@@ -17,6 +17,7 @@ from runstate.errors import InvalidUrl, LogDamaged, Unsupported
 from runstate.logs.archive.directory import ArchiveDirectory, translated
 from runstate.logs.archive.reading import Contents, Copy, records
 from runstate.logs.archive.verify import verify_rest, verify_run
+from runstate.logs.blob_collection import Collected, mark_blobs
 from runstate.logs.blob_refs import BlobStates
 from runstate.logs.handle import Handle
 from runstate.logs.log import (
@@ -160,6 +161,20 @@ class ArchiveLog(Handle):
         self._check_open()
         with translated():
             return self.directory.blobs.get(ref)
+
+    def collect_blobs(self, *, dry_run: bool = False, grace_s: float | None = None) -> Collected:
+        """Remove the blobs of runs whose packs were taken out of the archive.
+
+        Raises:
+            LogBusy: a job archives to this directory; try again. Nothing was removed.
+            LogDamaged: `verify` finds damage other than in blobs. Nothing was removed.
+        """
+        with nullcontext() if dry_run else self.directory.alone():
+            # What was there when this handle was opened is not all that is there now.
+            with ArchiveLog(self.directory.root, disk=self.directory.disk) as newest:
+                marked = mark_blobs(newest, grace_s)
+            with translated():
+                return self.directory.blobs.collect(marked, dry_run=dry_run)
 
     # --- what an archive does not do -----------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ format_version = 1
 INFO = "archive.json"
 PACKS = "packs"
 BLOBS = "blobs"
+BLOBS_LOCK = ".blobs.lock"
 PACK_SUFFIX = ".ndjson"
 MANIFEST_SUFFIX = ".manifest.json"
 LOCK_SUFFIX = ".lock"

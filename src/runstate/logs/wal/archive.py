@@ -21,7 +21,7 @@ from runstate.models.canonical import digest
 from runstate.storage.directories import names_in
 from runstate.storage.disk import Disk, replace_durably
 
-_pattern = re.compile(SEGMENT)
+segment_pattern = re.compile(SEGMENT)
 
 
 class Segment(NamedTuple):
@@ -37,7 +37,7 @@ def segments(disk: Disk, files: StreamFiles) -> list[Segment]:
     """All segments, in order."""
     found = []
     for name in names_in(disk, files.archive):
-        if match := _pattern.fullmatch(name):
+        if match := segment_pattern.fullmatch(name):
             found.append(Segment(int(match[1]), int(match[2]), match[3], files.archive / name))
     return sorted(found)
 
