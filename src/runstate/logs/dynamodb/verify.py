@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from runstate.errors import LogDamaged
 from runstate.logs.blob_refs import changed_blob
 from runstate.logs.dynamodb.appends import read_head
+from runstate.logs.dynamodb.blobs import blob_data, list_blobs
 from runstate.logs.dynamodb.items import (
     Entry,
     Head,
     Mark,
-    blobs,
     counter_key,
     directory,
     entry_of,
@@ -30,7 +30,7 @@ from runstate.logs.dynamodb.items import (
     page_of,
     record_crc,
 )
-from runstate.logs.dynamodb.keepings import blob_data, load_snapshot
+from runstate.logs.dynamodb.keepings import load_snapshot
 from runstate.logs.dynamodb.table import Item, Table
 from runstate.logs.log import Finding, Record
 from runstate.logs.stored_rows import row_findings
@@ -185,10 +185,9 @@ def _snapshots(table: Table, head: Head) -> Iterator[Finding]:
 def verify_rest(table: Table) -> Iterator[Finding]:
     """Findings beyond single streams."""
     yield from _feed(table)
-    for items in table.query(blobs, "0", "g"):
-        for item in items:
-            if digest(blob_data(table, item)) != item["sk"]:
-                yield changed_blob(item["sk"])
+    for entry in list_blobs(table):
+        if digest(blob_data(table, entry)) != entry["sk"]:
+            yield changed_blob(entry["sk"])
 
 
 def _feed(table: Table) -> Iterator[Finding]:
