@@ -12,10 +12,10 @@ from hashlib import sha256
 
 import msgspec
 
-from runstate.errors import BlobNotFound, InvalidUrl, LogDamaged, StreamNotFound, shown_url
+from runstate.errors import InvalidUrl, LogDamaged, StreamNotFound, shown_url
 from runstate.logs.archived_streams import check_not_older
-from runstate.logs.blob_refs import blob_refs
 from runstate.logs.log import Capability, EventLog, Record, StreamInfo, begins_after, refuse
+from runstate.logs.stream_blobs import Carried, carry_blobs, model_of, needed_by
 from runstate.logs.stream_models import check_model
 from runstate.models.model import AnyModel
 from runstate.models.model_errors import translate_model_errors
@@ -38,6 +38,8 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """How many of them the target did not hold before."""
     blobs: int
     """Blobs that those refer to, and that the target now holds too."""
+    unresolved: int
+    """Strings of the form of a reference, where no log holds such a blob and the model does not know what they are."""
     digest: str
     """SHA-256 over the records, read back from the target; the same over the source's."""
 
@@ -79,7 +81,8 @@ def copy_stream(
         InvalidEvent, InvalidJson, ModelFailed: `model` cannot read the stream's first event.
         SequenceConflict: the target holds something else under this name; it was left as it is.
         Unsupported: the target cannot keep it: gaps between seqs, or blobs.
-        LogDamaged: the source is damaged there, or the copy is not what was copied.
+        BlobNotFound: the stream refers to a blob that the source does not hold; its events up to there may be copied.
+        LogDamaged: the source is damaged there, or a blob, or the copy is not what was copied.
         AppendOutcomeUnknown, LogBusy, LogFull, LogClosed: copy again, and it goes on from there.
     """
     check_target(target)
@@ -88,10 +91,11 @@ def copy_stream(
         raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
     check_not_older(target, stream, info.last_seq)
     name = _model_to_record(source, info, model)
-    copied, events, adopted, blobs = sha256(), 0, 0, 0
+    needed = needed_by(model_of(info, model))
+    copied, events, adopted, carried = sha256(), 0, 0, Carried()
     for page in _pages(source, stream, info.last_seq):
         # Blobs first: a copy that is killed must not leave lines that refer to nothing.
-        blobs += _copy_blobs(source, target, page)
+        carried += carry_blobs(source, target, page, needed)
         adopted += target.adopt(stream, page, model=name)
         events += len(page)
         copied.update(_framed(page))
@@ -102,7 +106,13 @@ def copy_stream(
     if held.digest() != copied.digest():
         raise _difference(source, target, stream, info.last_seq)
     return Copied(
-        stream=stream, last_seq=info.last_seq, events=events, adopted=adopted, blobs=blobs, digest=held.hexdigest()
+        stream=stream,
+        last_seq=info.last_seq,
+        events=events,
+        adopted=adopted,
+        blobs=carried.blobs,
+        unresolved=carried.unresolved,
+        digest=held.hexdigest(),
     )
 
 
@@ -133,24 +143,6 @@ def _framed(page: list[Record]) -> bytes:
     return b"".join(
         _encode((r.seq, r.event_id, r.type, r.key, r.tenant, r.emitted_at, r.persisted_at, r.body)) for r in page
     )
-
-
-def _copy_blobs(source: EventLog, target: EventLog, page: list[Record]) -> int:
-    """Copy what lines refer to, as far as the source holds it: such a string may be the digest of anything."""
-    if Capability.BLOBS not in source.capabilities:
-        return 0
-    refs = {ref for record in page for ref in blob_refs(record.body)}
-    copied = 0
-    for ref in sorted(refs):
-        try:
-            data = source.get_blob(ref)
-        except BlobNotFound:
-            continue
-        if Capability.BLOBS not in target.capabilities:
-            raise refuse(Capability.BLOBS, "target")
-        target.put_blob(data)
-        copied += 1
-    return copied
 
 
 def _difference(source: EventLog, target: EventLog, stream: str, until_seq: int) -> LogDamaged:

@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 
 from runstate.errors import (
+    BlobNotFound,
     EventTooLarge,
     InvalidEvent,
     InvalidJson,
@@ -31,22 +32,21 @@ from runstate.errors import (
     Truncated,
     Unsupported,
 )
+from runstate.logs.archive.blobs import BlobKeeper
 from runstate.logs.archive.directory import ArchiveDirectory
 from runstate.logs.archive.log import ArchiveLog
 from runstate.logs.archive.packs import ArchivedRun, Unfit, encode_line
 from runstate.logs.archive.reading import Contents, Copy, is_intact
+from runstate.logs.archive.restoring import adopt_run, check_restored, missing_events, stored, without_blobs
 from runstate.logs.archive.writing import PackWriter, settle
 from runstate.logs.archived_streams import check_not_older
 from runstate.logs.log import Capability, EventLog, Record, StreamInfo, Tombstone, now
+from runstate.logs.stream_blobs import needed_by
 from runstate.logs.stream_directories import DirectoryLog
-from runstate.logs.stream_models import check_model
 from runstate.models.model import AnyModel
 from runstate.store import Store
 
 _page = 1000
-adopted_max = 10_000
-"""Events that are adopted at once: a run of no more comes back as a whole, or not yet."""
-
 What = Literal["archived", "copied", "deleted", "held", "restored", "moved_on", "gone", "busy", "refused"]
 """What became of a run.
 
@@ -87,9 +87,12 @@ class Archiving(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool = False
 
 
-_about_one_run = (LogDamaged, ModelFailed, Unfit, ArchiveConflict, Truncated)
+_about_one_run = (LogDamaged, ModelFailed, Unfit, ArchiveConflict, Truncated, BlobNotFound)
 """What is wrong with one run keeps nobody from the others."""
-_not_adopted = (LogDamaged, ModelMismatch, SequenceConflict, Unsupported, EventTooLarge, InvalidEvent, InvalidStream)
+_not_adopted = (
+    *(LogDamaged, ModelMismatch, SequenceConflict, Unsupported, EventTooLarge, InvalidEvent, InvalidStream),
+    BlobNotFound,
+)
 
 
 def infos(log: EventLog, after: str = "", until: str | None = None) -> Iterator[StreamInfo]:
@@ -124,6 +127,7 @@ class Archiver:
         self._contents = Contents(directory)
         self._contents.check()
         self._settled: set[str] = set()
+        self._blobs = BlobKeeper(log, directory, needed_by(model), dry_run=archiving.dry_run)
         self.passed_over: Counter[str] = Counter()
         """Runs that are not to be archived, or not yet: `recent`, `unfinished`, `other_model`."""
 
@@ -166,13 +170,14 @@ class Archiver:
             self.passed_over["unfinished"] += 1
             return None
         self._check_fit(info)
+        blobs = self._blobs.keep(self._records(info))
         held = self._contents.runs.get(info.stream)
-        if held is not None and self._compare(info, held):
+        if held is not None and self._compare(info, held) and blobs <= {*(held.run.blobs or ())}:
             return self._told(info, "held", held.run) if self._archiving.keep else self._delete_held(info, held)
         if self._archiving.dry_run:
             size = sum(len(encode_line(record)) for record in self._records(info))
             return RunOutcome(info.stream, "copied" if self._archiving.keep else "archived", info.events, size)
-        run = pack.add(info.stream, self._records(info))
+        run = pack.add(info.stream, self._records(info), blobs)
         if run is None or (run.last_seq, run.events) != (info.last_seq, info.events):
             raise LogDamaged(
                 f"{info.stream!r} ends at {info.last_seq} with {info.events} events, but not all were read"
@@ -316,64 +321,26 @@ def restore(
                     stream=run.stream,
                 )
             name = archive.recorded_model if model is None else model.name
-            new = _missing(log, archive, run, name) if dry_run or log is None else _adopt(log, archive, run, name)
+            if dry_run or log is None:
+                new, unresolved = missing_events(log, archive, run, name)
+            else:
+                new, unresolved = adopt_run(log, archive, run, name)
         except _not_adopted as error:
             yield _refused(info, error)
             continue
         if not dry_run and log is not None:
             if new:
-                _check_restored(log, run)
+                check_restored(log, run)
             if model is not None and Capability.SNAPSHOTS in log.capabilities:
                 _keep_snapshot(log, model, info.stream, bool(new))
-        yield RunOutcome(info.stream, "restored" if new else "held", run.events, run.bytes)
-
-
-def _adopt(log: EventLog, archive: ArchiveLog, run: ArchivedRun, model: str) -> int:
-    new, waiting = 0, list[Record]()
-    for record in stored(archive, run.stream, run.last_seq):
-        waiting.append(record)
-        if len(waiting) == adopted_max:
-            new += log.adopt(run.stream, waiting, model=model)
-            waiting = []
-    return new + (log.adopt(run.stream, waiting, model=model) if waiting else 0)
-
-
-def _missing(log: EventLog | None, archive: ArchiveLog, run: ArchivedRun, model: str) -> int:
-    """How many events `_adopt` would add, as far as can be told without trying."""
-    info = None if log is None else log.stream(run.stream)
-    if info is None or log is None:
-        return run.events
-    check_model(run.stream, info.model, model)
-    missing = 0
-    there = stored(log, run.stream, min(info.last_seq, run.last_seq))
-    for record in stored(archive, run.stream, run.last_seq):
-        if record.seq > info.last_seq:
-            missing += 1
-        elif next(there, None) != record:
-            raise SequenceConflict(f"The log holds something else in {run.stream!r} at seq {record.seq}")
-    return missing
-
-
-def _check_restored(log: EventLog, run: ArchivedRun) -> None:
-    digest = sha256()
-    for record in stored(log, run.stream, run.last_seq):
-        digest.update(encode_line(record))
-    if digest.hexdigest() != run.sha256:
-        raise LogDamaged(f"The log holds {run.stream!r} otherwise than the archive does", stream=run.stream)
+        outcome: What = "restored" if new else "held"
+        yield RunOutcome(info.stream, outcome, run.events, run.bytes, *without_blobs(unresolved))
 
 
 def _keep_snapshot(log: EventLog, model: AnyModel, stream: str, changed: bool) -> None:
     if changed or log.load_snapshot(stream, model.name) is None:
         with suppress(ModelFailed):  # The events are restored; a model that cannot fold them never had a snapshot.
             Store(log, model).rebuild_snapshot(stream)
-
-
-def stored(log: EventLog, stream: str, until_seq: int) -> Iterator[Record]:
-    """A stream's events up to a seq, a page at a time."""
-    after_seq = 0
-    while after_seq < until_seq and (page := log.read(stream, after_seq=after_seq, limit=_page)):
-        yield from takewhile(lambda record: record.seq <= until_seq, page)
-        after_seq = page[-1].seq
 
 
 def _is_before(persisted_at: str, before: datetime) -> bool:

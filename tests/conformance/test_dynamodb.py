@@ -34,6 +34,7 @@ from runstate.errors import (
     StreamDeleted,
     StreamNotFound,
 )
+from runstate.logs.blob_collection import BlobCollectingLog
 from runstate.logs.dynamodb import deletion, feed, items, repair
 from runstate.logs.dynamodb.clock import ServerClock
 from runstate.logs.dynamodb.table import Item, decoded, encoded, encoded_key
@@ -601,7 +602,7 @@ def test_a_table_of_version_1_is_read_and_its_streams_record_no_model(
     console.put(old := items.Head(**fields).item())
     assert "model" not in old
     with open_log(url) as again:
-        assert console.items("runstate", "format")[0]["version"] == 2
+        assert console.items("runstate", "format")[0]["version"] == 3
         assert [info.model for info in again.streams()] == [found.model for found in again.heads()] == [""]
         assert again.append("s", notes("a"))[0].idempotent
         assert console.items("head:") == [old]
@@ -713,3 +714,39 @@ def test_an_answer_within_the_same_seconds_is_no_skew() -> None:
     clock.check()
     clock.note("no time at all", 0.0)
     clock.check()
+
+
+def test_a_blob_that_is_put_again_counts_as_new(log: EventLog, console: Console) -> None:
+    assert isinstance(log, BlobCollectingLog)
+    ref = log.put_blob(b"data")
+    (entry,) = console.items("blobs")
+    console.put(entry | {"put_ms": 0})
+    log.put_blob(b"data")
+    assert log.collect_blobs().recent == 1
+    console.put(entry | {"put_ms": 0})
+    assert log.collect_blobs().removed == [ref]
+    assert console.items("blob") == []
+
+
+def test_parts_of_a_removed_blob_are_not_those_of_one_that_was_put_again(log: EventLog, console: Console) -> None:
+    assert isinstance(log, BlobCollectingLog)
+    ref = log.put_blob(b"data")
+    (old,) = console.items("blob:")
+    assert log.collect_blobs(grace_s=0).removed == [ref]
+    log.put_blob(b"data")
+    console.put({"pk": "garbage", "sk": old["pk"], "at": ""})  # As a collection leaves it that was interrupted.
+    log.collect_blobs()
+    assert log.get_blob(ref) == b"data"
+
+
+def test_a_blob_of_version_2_is_read_and_collected(log: EventLog, console: Console) -> None:
+    assert isinstance(log, BlobCollectingLog)
+    ref = log.put_blob(b"data")
+    (entry,), (part,) = console.items("blobs"), console.items("blob:")
+    console.delete(part)
+    console.put(part | {"pk": f"blob:{entry['sk']}"})
+    console.put({name: entry[name] for name in ("pk", "sk", "parts", "bytes")})
+    assert log.get_blob(ref) == b"data"
+    assert log.collect_blobs(grace_s=0).recent == 1
+    assert log.collect_blobs(grace_s=0).removed == [ref]
+    assert console.items("blob") == []

@@ -14,9 +14,12 @@ from runstate.conformance.notes import note, numbered
 from runstate.conformance.workers import check_stored
 from runstate.conformance.writer import Task
 from runstate.errors import LogFailed, RunstateError, SequenceConflict, TenantMismatch
+from runstate.logs.blob_collection import Collected
+from runstate.logs.blob_refs import blob_refs
 from runstate.logs.bulk import Answer, Batch
 from runstate.logs.log import (
     AppendResult,
+    BlobRef,
     Capability,
     EventLog,
     FeedPage,
@@ -506,6 +509,69 @@ class StaysOpen(MemoryLog):
         pass
 
 
+class DeletesBlobsWithTheirStream(MemoryLog):
+    def delete_stream(
+        self,
+        stream: str,
+        *,
+        expected_seq: int | None = None,
+        first_persisted_at: str = "",
+        tombstone: Tombstone | None = None,
+    ) -> None:
+        for line in self.lines(stream):
+            for ref in blob_refs(line):
+                self._blobs.pop(ref, None)
+        super().delete_stream(
+            stream, expected_seq=expected_seq, first_persisted_at=first_persisted_at, tombstone=tombstone
+        )
+
+
+class CollectsNothing(MemoryLog):
+    def collect_blobs(self, *, dry_run: bool = False, grace_s: float | None = None) -> Collected:
+        return super().collect_blobs(dry_run=True, grace_s=grace_s)
+
+
+class CollectsInADryRun(MemoryLog):
+    def collect_blobs(self, *, dry_run: bool = False, grace_s: float | None = None) -> Collected:
+        return msgspec.structs.replace(super().collect_blobs(grace_s=grace_s), dry_run=dry_run)
+
+
+class CollectsWhatWasJustPut(MemoryLog):
+    def collect_blobs(self, *, dry_run: bool = False, grace_s: float | None = None) -> Collected:
+        return super().collect_blobs(dry_run=dry_run, grace_s=0)
+
+
+class MarksTheFirstPageAlone(MemoryLog):
+    def lines(self, stream: str, *, after_seq: int = 0, until_seq: int | None = None) -> Iterator[bytes]:
+        return super().lines(stream, after_seq=after_seq, until_seq=min(until_seq or 1000, 1000))
+
+
+class ForgetsThatABlobIsNew(MemoryLog):
+    def put_blob(self, data: bytes) -> BlobRef:
+        known = dict(self._put_at)
+        ref = super().put_blob(data)
+        self._put_at[ref] = known.get(ref, 0)
+        return ref
+
+
+class CollectsAtEachPut(MemoryLog):
+    def put_blob(self, data: bytes) -> BlobRef:
+        ref = super().put_blob(data)
+        self.collect_blobs(grace_s=0)
+        return ref
+
+
+class TakesEachBlobOnce(MemoryLog):
+    def put_blob(self, data: bytes) -> BlobRef:
+        before = dict(self._blobs)
+        ref = super().put_blob(data)
+        self._known = {*getattr(self, "_known", ()), *before}
+        if ref in self._known and ref not in before:
+            del self._blobs[ref]
+        self._known.add(ref)
+        return ref
+
+
 Case = tuple[type[MemoryLog], Callable[..., None]]
 kit = LogConformance
 planted: list[Case] = [
@@ -572,6 +638,14 @@ planted: list[Case] = [
     (ListsLikeADictionary, kit.test_streams_are_listed_by_code_point),
     (ListsHeadsByTheirBeginning, kit.test_heads_are_the_streams_within_a_range_by_code_point),
     (TellsVersionsByCount, kit.test_a_stream_begun_again_has_another_version),
+    (DeletesBlobsWithTheirStream, kit.test_a_blob_goes_with_the_last_stream_that_refers_to_it),
+    (CollectsNothing, kit.test_a_blob_that_no_stream_refers_to_is_collected),
+    (CollectsInADryRun, kit.test_a_dry_run_says_what_a_collection_would_remove),
+    (CollectsWhatWasJustPut, kit.test_a_blob_that_was_just_put_is_not_collected),
+    (ForgetsThatABlobIsNew, kit.test_a_blob_that_was_just_put_is_not_collected),
+    (CollectsAtEachPut, kit.test_a_writer_loses_no_blob_to_a_collection),
+    (MarksTheFirstPageAlone, kit.test_a_collection_reads_streams_to_their_end),
+    (TakesEachBlobOnce, kit.test_a_blob_that_was_collected_can_be_put_again),
     (ImitatesAFeed, kit.test_the_feed_covers_all_streams),
     (ClaimsToLast, kit.test_every_capability_that_is_declared_is_tested),
     (StaysOpen, kit.test_leaving_the_block_closes_the_log),

@@ -35,9 +35,9 @@ from runstate.errors import (
     NotALog,
     RunstateError,
 )
+from runstate.logs.blob_collection import BlobCollectingLog
 from runstate.logs.log import AppendResult, EventLog
 from runstate.logs.registry import open_log
-from runstate.logs.snowflake import log as logs
 from runstate.logs.snowflake.connections import Session
 
 Statement = Any
@@ -376,13 +376,14 @@ def test_a_log_of_version_1_is_migrated_and_its_streams_record_no_model(
     log.close()
     sql("ALTER TABLE streams DROP COLUMN model")
     sql("DROP TABLE tombstones")
+    sql("ALTER TABLE blobs DROP COLUMN put_ms")
     sql("UPDATE runstate_log SET format_version = 1")
     with open_log(f"{url}&role=reader") as reader:
         assert [info.model for info in reader.streams()] == [head.model for head in reader.heads()] == [""]
         assert keys(reader.read("s")) == ["a"]
         assert reader.tombstone("s") is None
         for write in (lambda: reader.append("s", notes("b")), lambda: reader.delete_stream("s")):
-            with pytest.raises(LogFailed, match="migrated to 2"):
+            with pytest.raises(LogFailed, match="migrated to 3"):
                 write()
     for _ in range(2):
         with open_log(url, create=False) as again:
@@ -477,7 +478,7 @@ def test_rows_that_need_several_statements_are_written_all_or_none(
 
 
 def test_a_blob_of_several_parts_is_whole(log: EventLog, sql: Statement, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "blob_part_bytes", 10)
+    monkeypatch.setattr("runstate.logs.snowflake.blobs.blob_part_bytes", 10)
     ref = log.put_blob(data := bytes(range(95)))
     sql("INSERT INTO blobs SELECT * FROM blobs")  # As two that put it at the same moment would.
     assert log.get_blob(ref) == data
@@ -529,3 +530,16 @@ def test_a_url_that_makes_no_sense_is_refused(bad: str, monkeypatch: pytest.Monk
     with pytest.raises(InvalidUrl) as caught:
         open_log(bad)
     assert "secret" not in str(caught.value)
+
+
+def test_a_blob_that_is_put_again_counts_as_new(log: EventLog, sql: Statement) -> None:
+    assert isinstance(log, BlobCollectingLog)
+    ref = log.put_blob(b"data")
+    sql("UPDATE blobs SET put_ms = 0")
+    log.put_blob(b"data")
+    assert log.collect_blobs().recent == 1
+    sql("UPDATE blobs SET put_ms = NULL")  # As an earlier version left it.
+    assert log.collect_blobs(grace_s=0).recent == 1
+    sql("UPDATE blobs SET put_ms = 0")
+    collected = log.collect_blobs()
+    assert (collected.removed, collected.removed_bytes) == ([ref], 4)

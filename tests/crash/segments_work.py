@@ -96,7 +96,7 @@ def check_pinned(disk: SimulatedDisk, during: str) -> None:
     manifest, spot = examine(disk, SessionFiles("r", root))
     assert spot is None
     assert set(manifest.pins) == refs, during
-    log.gc()
+    log.collect_blobs()
     assert [log.get_blob(ref) for ref in refs], during
 
 

@@ -22,6 +22,7 @@ from runstate.conformance.simulated_disk import Operation, SimulatedDisk, every_
 from runstate.errors import LogFull, LogNotFound, NotALog, RunstateError
 from runstate.logs.archive import ArchiveLog, writing
 from runstate.logs.archive.directory import ArchiveDirectory
+from runstate.logs.blob_refs import blob_refs
 from runstate.logs.log import EventLog, Record
 from runstate.logs.ndjson import NdjsonLog
 from runstate.logs.registry import open_log
@@ -31,6 +32,7 @@ from runstate.retention import Archiver, Archiving, RunOutcome, infos
 runs, archive = PurePosixPath("/runs"), PurePosixPath("/archive")
 everything = Archiving(before=datetime(2100, 1, 1, tzinfo=UTC))
 Runs = dict[str, list[Record]]
+artifact = b"an artifact"
 
 
 def event(run: str, number: int, kind: str, payload: dict[str, Any]) -> RunEvent:
@@ -39,13 +41,14 @@ def event(run: str, number: int, kind: str, payload: dict[str, Any]) -> RunEvent
 
 
 def a_fleet() -> tuple[SimulatedDisk, Runs]:
-    """Two finished runs, and one that is not over; all of it is durable."""
+    """Two finished runs, one of them with a blob, and one that is not over; all of it is durable."""
     disk = SimulatedDisk()
     with NdjsonLog(runs, disk=disk) as log:
         for run in ("done-1", "done-2", "open"):
             events = [event(run, 1, "RUN_CREATED", {"config": {}, "parameters": {}})]
             if run != "open":
-                events.append(event(run, 2, "RUN_COMPLETED", {"result": {}}))
+                result = {"artifact": log.put_blob(artifact)} if run == "done-1" else {}
+                events.append(event(run, 2, "RUN_COMPLETED", {"result": result}))
             log.append(run, [RUNDIR.draft(each)[1] for each in events])
         held = contents(log)
     return disk.killed(), held
@@ -58,7 +61,11 @@ def contents(log: EventLog) -> Runs:
 def archived(disk: SimulatedDisk) -> Runs:
     try:
         with ArchiveLog(archive, disk=disk) as log:
-            return contents(log)
+            held = contents(log)
+            for run, records in held.items():  # What counts in an archive has its blobs there.
+                blobs = [log.get_blob(ref) for record in records for ref in blob_refs(record.body)]
+                assert blobs == ([artifact] if run == "done-1" else []), run
+            return held
     except (LogNotFound, NotALog):
         return {}
 

@@ -49,7 +49,7 @@ def check(root: Path, during: str, before: list[str]) -> bool:
         assert [result.persisted for result in results] == [seen == before] * 3, during
         assert keys(stored(log, "r")) == before + second, during
         assert findings(log) == [], during
-        assert log.gc().removed == [], during
+        assert log.collect_blobs().removed == [], during
         assert [log.get_blob(ref) for line in log.lines("r") for ref in blob_refs(line)], during
     return seen != before
 

@@ -137,7 +137,7 @@ def with_garbage() -> SimulatedDisk:
 
 def test_every_crash_of_a_collection_leaves_what_is_referred_to() -> None:
     def collecting(disk: SimulatedDisk) -> Iterator[str]:
-        assert len(opened(disk).gc().removed) == 4
+        assert len(opened(disk).collect_blobs().removed) == 4
         yield "collected"
 
     for crash in every_crash(collecting, with_garbage(), states_max=300):
@@ -157,7 +157,7 @@ def test_a_failure_of_any_call_of_a_collection_removes_nothing_in_use(error: int
             before = disk.calls[operation]
             disk.fail(operation, nth=nth, error=error)
             with suppress(LogFailed, NotWritable):
-                log.gc()
+                log.collect_blobs()
             if disk.calls[operation] - before < nth:
                 break
             if operation in ("read", "open", "stamp", "names", "lock"):

@@ -203,13 +203,6 @@ def test_gc_tells_what_it_would_delete_and_then_does(cli: Cli, begun: Begun) -> 
     assert "0 blobs" in cli("session", "gc", url).err
 
 
-def test_other_logs_collect_nothing(cli: Cli, begun: Begun) -> None:
-    with open_sessions("sqlite:a.db", "keyring.json") as sessions:
-        unwrap(sessions.create())
-    refused = cli("session", "gc", "sqlite:a.db", "--json")
-    assert (refused.code, error(refused.err)["code"]) == (2, "log.unsupported")
-
-
 def test_verify_finds_damage_and_repair_mends_it(cli: Cli, begun: Begun) -> None:
     assert cli("session", "verify", url).err == "intact\n"
     segments = sorted(Path("sessions/sessions/s-1/events").iterdir())

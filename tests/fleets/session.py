@@ -6,6 +6,7 @@ Some hold lines that are impossible where they stand, as a writer without checks
 from __future__ import annotations
 
 import random
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -27,8 +28,15 @@ def histories(seed: int, runs: int) -> dict[str, list[bytes]]:
     return {f"session-{seed}-{number:04d}": _Writer(seed, number).lines() for number in range(runs)}
 
 
+contents: dict[str, bytes] = {}
+"""The blobs that the histories made so far refer to."""
+
+
 def digest(*parts: Any) -> str:
-    return "sha256:" + stable_uuid(*map(str, parts)).replace("-", "") * 2
+    data = " ".join(map(str, parts)).encode()
+    ref = f"sha256:{sha256(data).hexdigest()}"
+    contents[ref] = data
+    return ref
 
 
 class _Writer:

@@ -81,7 +81,8 @@ def version_1(url: str, request: pytest.FixtureRequest) -> str:
         connection.execute(f"ALTER TABLE {name}.streams DROP COLUMN model".encode())
         connection.execute(f"DROP TABLE {name}.tombstones".encode())
         connection.execute(f"DROP FUNCTION {name}.refuse_deleted_stream CASCADE".encode())
-        connection.execute(f"DELETE FROM {name}.runstate_version WHERE version = 2".encode())
+        connection.execute(f"ALTER TABLE {name}.blobs DROP COLUMN put_at".encode())
+        connection.execute(f"DELETE FROM {name}.runstate_version WHERE version > 1".encode())
     return url
 
 
@@ -111,9 +112,11 @@ def test_a_role_that_may_not_migrate_reads_a_log_of_version_1_and_is_refused_whe
                     lambda: log.append("s", notes("b")),
                     lambda: log.adopt("s", held),
                     lambda: log.delete_stream("s", tombstone=tombstone_of("s", 1)),
+                    lambda: log.put_blob(b"data"),
+                    lambda: log.collect_blobs(),
                 ]
                 for write in writes:
-                    with pytest.raises(LogFailed, match=r"migrated to 2 before it is written.* as the owner"):
+                    with pytest.raises(LogFailed, match=r"migrated to 3 before it is written.* as the owner"):
                         write()
         finally:
             connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
@@ -131,6 +134,7 @@ GRANT USAGE ON SCHEMA {schema} TO {role}_acme, {role}_globex, {role}_all;
 GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {role}_acme, {role}_globex, {role}_all;
 GRANT SELECT, USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {role}_acme, {role}_globex, {role}_all;
 GRANT INSERT, UPDATE ON {schema}.streams, {schema}.snapshots TO {role}_acme, {role}_globex, {role}_all;
+GRANT INSERT ON {schema}.blobs TO {role}_all;
 GRANT INSERT ON {schema}.events TO {role}_acme, {role}_globex, {role}_all;
 GRANT DELETE ON {schema}.streams, {schema}.snapshots, {schema}.events TO {role}_all;
 ALTER TABLE {schema}.streams ENABLE ROW LEVEL SECURITY;
@@ -204,3 +208,12 @@ def test_a_policy_that_cannot_be_copied_leaves_tombstones_to_their_owner(version
         assert connection.execute(policies, (name,)).fetchall() == [("streams", "first_streams")]
         is_hidden = "SELECT relrowsecurity FROM pg_class WHERE oid = %s::regclass"
         assert connection.execute(is_hidden, (f"{name}.tombstones",)).fetchone() == (True,)
+
+
+def test_roles_of_version_1_that_put_blobs_may_put_them_again(
+    roles_of_version_1: Callable[[str], PostgresLog],
+) -> None:
+    everything = roles_of_version_1("all")
+    ref = everything.put_blob(b"data")
+    assert everything.put_blob(b"data") == ref
+    assert everything.get_blob(ref) == b"data"

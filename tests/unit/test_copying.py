@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.commands import Cli
-from tests.fleets import histories, models
+from tests.fleets import histories, models, put_blobs
 from tests.log_urls import servers, take_no_events, url_at
 
 from runstate.conformance.notes import as_held, note, notes, numbered, stored
@@ -57,6 +57,7 @@ def test_a_copy_is_every_record_of_its_source(tmp_path: Path, from_scheme: str, 
         target = stack.enter_context(open_log(url_at(to_scheme, tmp_path / "target")))
         store: Store[Any, Any, Any] = Store(source, find_model(model), snapshot_every=0, on_alert=lambda alert: None)
         for lines in histories(model, runs=5).values():
+            put_blobs(source, lines)
             store.append_events([store.model.parse(line) for line in lines])
         source.append("notes", [note("ü€🜁\u2028", "\ufeff\x7f", tenant="", emitted_at=""), *numbered(page_events + 3)])
         before = everything(source)

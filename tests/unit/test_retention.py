@@ -540,7 +540,7 @@ def test_a_run_that_has_moved_on_since_stays_as_it_is_and_one_that_differs_is_re
 
 
 def test_a_long_run_comes_back_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runstate.retention.adopted_max", 3)
+    monkeypatch.setattr("runstate.logs.archive.restoring.adopted_max", 3)
     log = MemoryLog()
     over, fleet = fill(log), contents(log)
     archive_all(log, tmp_path)
@@ -725,7 +725,7 @@ def test_nothing_is_restored_or_answered_from_a_pack_that_was_changed(log: Event
 def test_a_retry_during_a_restore_that_was_killed_is_answered_and_not_stored_again(
     log: EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runstate.retention.adopted_max", 2)
+    monkeypatch.setattr("runstate.logs.archive.restoring.adopted_max", 2)
     run = max(sorted(fill(log)), key=lambda name: len(stored(log, name)))
     fleet = contents(log)
     store = Store(log, ENGINE, on_alert=lambda alert: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -43,7 +44,7 @@ def copy(
     """
     check_apart(source, target)
     given = None if model is None else find_model(model)
-    done = events = adopted = blobs = failed = 0
+    totals = Counter[str]()
     with open_log(source, create=False) as from_log:
         for name in stream or ():
             if from_log.stream(name) is None:
@@ -59,27 +60,36 @@ def copy(
                 except StreamNotFound:  # Deleted since it was listed; or its first append was never finished.
                     continue
                 except RunstateError as error:  # One stream that cannot be copied does not keep the others from it.
-                    if isinstance(error, NotWritable) and not done:
+                    if isinstance(error, NotWritable) and not totals["streams"]:
                         raise  # Nor can any other be written, as a rule: say it once.
-                    failed += 1
+                    totals["failed"] += 1
                     if as_json:
                         write_json({"stream": name, **error.as_data()})
                     else:
                         write_line(f"{name}: {error.code}: {error}".encode())
                 else:
-                    done, events = done + 1, events + copied.events
-                    adopted, blobs = adopted + copied.adopted, blobs + copied.blobs
+                    totals.update(streams=1, events=copied.events, adopted=copied.adopted)
+                    totals.update(blobs=copied.blobs, unresolved=copied.unresolved)
                     if as_json:
                         write_json(copied)
-    if not done and not failed:
+    _report(totals)
+    raise typer.Exit(1 if totals["failed"] else 0)
+
+
+def _report(totals: Counter[str]) -> None:
+    if not totals["streams"] and not totals["failed"]:
         words.print("nothing to copy: the source has no streams")
         return
     words.print(
-        f"{counted(done, 'stream')}: {counted(adopted, 'event')} copied, {events - adopted} there already, "
-        f"{counted(blobs, 'blob')}, all read back"
-        + (f"; {counted(failed, 'stream')} could not be copied" if failed else "")
+        f"{counted(totals['streams'], 'stream')}: {counted(totals['adopted'], 'event')} copied, "
+        f"{totals['events'] - totals['adopted']} there already, {counted(totals['blobs'], 'blob')}, all read back"
+        + (f"; {counted(totals['failed'], 'stream')} could not be copied" if totals["failed"] else "")
     )
-    raise typer.Exit(1 if failed else 0)
+    if totals["unresolved"]:
+        words.print(
+            f"{counted(totals['unresolved'], 'string')} of the form of a reference: the source holds no such blob. "
+            "'runstate verify' on the source says where"
+        )
 
 
 def _names(log: EventLog, streams: list[str] | None) -> Iterator[str]:

@@ -16,6 +16,7 @@ from runstate.cli.seals import KeyFile, SealsFile, read_seals_for, seal_findings
 from runstate.cli.stream_stores import AnyStore, StreamStores, open_streams
 from runstate.errors import LogDamaged, RunstateError, StreamNotFound, Truncated, UnknownModel, shown_url
 from runstate.logs.log import Capability, Finding
+from runstate.logs.stream_blobs import BlobCheck
 from runstate.logs.unfoldable import find_impossible
 
 Salvage = Annotated[
@@ -113,16 +114,17 @@ def write_finding(finding: Finding, as_json: bool, url: str) -> None:
 
 
 def _findings(stores: StreamStores, stream: str | None) -> Iterator[Finding]:
-    """What the log finds, then what the models find in the streams that are intact: events that cannot be folded, or
-    are impossible where they stand.
+    """What the log finds, then what the models find in the streams that are intact: blobs that are gone, events that
+    cannot be folded, or are impossible where they stand.
 
     Raises:
         ModelMismatch: there are streams, and none of the given model.
     """
-    damaged, folded = set(), 0
+    damaged, folded, blobs = set(), 0, BlobCheck(stores.log)
     for finding in stores.log.verify(stream):
         if finding.severity == "damage":
             damaged.add(finding.stream)
+        blobs.note(finding)
         yield finding
     names = [stream] if stream is not None else (head.stream for head in stores.log.heads(versions=False))
     for name in names:
@@ -133,7 +135,9 @@ def _findings(stores: StreamStores, stream: str | None) -> Iterator[Finding]:
             if not stores.is_chosen(info):
                 continue
             folded += 1
-            yield from _fold(stores.of(info), name)
+            store = stores.of(info)
+            yield from _fold(store, name)
+            yield from blobs.findings(name, store.model)
         except StreamNotFound:
             continue  # Deleted since it was listed, or its first append was never finished.
         except RunstateError as error:

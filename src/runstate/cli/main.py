@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from runstate.cli import (
+    collection,
     copying,
     daemon,
     demo,
@@ -109,6 +110,7 @@ app.command("lag")(projection.lag)
 app.command("archive")(retention.archive)
 app.command("restore")(retention.restore)
 app.command("copy")(copying.copy)
+app.command("gc")(collection.gc)
 app.command("run")(runs.run)
 app.command("resume")(runs.resume)
 app.command("status")(runs.status)

@@ -9,12 +9,12 @@ from typing import Annotated
 import msgspec
 import typer
 
-from runstate.cli import integrity, session_tree
+from runstate.cli import collection, integrity, session_tree
 from runstate.cli.options import AsJson, Limit, Url
 from runstate.cli.output import words, write_json, write_line
 from runstate.cli.progress_display import track
 from runstate.cli.tables import write_table
-from runstate.errors import StreamNotFound, Unsupported
+from runstate.errors import StreamNotFound
 from runstate.logs.log import EventLog
 from runstate.logs.registry import open_log
 from runstate.models.session import SESSION, Projections, Session, ids
@@ -223,20 +223,8 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing; only say what would be.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete snapshots and other blobs that no session refers to. In any doubt, nothing is deleted."""
-    from runstate.logs.segments.log import SegmentsLog  # Nobody else needs to load it.
-
-    with open_log(url, create=False) as log:
-        if not isinstance(log, SegmentsLog):
-            raise Unsupported("Only a segments log collects what nobody refers to: segments:DIR")
-        collected = log.gc(dry_run=dry_run)
-    if as_json:
-        write_json(collected)
-    else:
-        for ref in collected.removed:
-            write_line(ref.encode())
-    done = "would be deleted" if dry_run else "deleted"
-    words.print(f"{len(collected.removed)} blobs of {collected.removed_bytes} bytes {done}, {collected.kept} kept")
+    """Delete snapshots and other blobs that no session refers to, as 'runstate gc' does."""
+    collection.gc(url, None, dry_run, as_json)
 
 
 @app.command("verify")

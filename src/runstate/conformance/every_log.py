@@ -7,6 +7,7 @@ import pytest
 from runstate.conformance.claims.adoptions import AdoptionClaims
 from runstate.conformance.claims.appends import AppendClaims
 from runstate.conformance.claims.bulk import BulkClaims
+from runstate.conformance.claims.collections import CollectionClaims
 from runstate.conformance.claims.feeds import FeedClaims
 from runstate.conformance.claims.keepings import BlobClaims, DeletionClaims, SnapshotClaims
 from runstate.conformance.claims.keys import KeyClaims
@@ -39,6 +40,7 @@ class LogConformance(
     ModelClaims,
     TenantClaims,
     BlobClaims,
+    CollectionClaims,
     RefusalClaims,
     RaceClaims,
 ):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from runstate.errors import BlobNotFound, LogDamaged
-from runstate.logs.log import BlobRef
+from runstate.logs.log import BlobRef, Finding
 from runstate.models.canonical import digest
 
+MISSING = "blob.missing"
+CHANGED = "blob.digest_mismatch"
+ref_bytes = len("sha256:") + 64
 _digest_pattern = re.compile("[0-9a-f]{64}")
 _ref_pattern = re.compile(rb'"(sha256:[0-9a-f]{64})"')
+_mention_pattern = re.compile(rb"sha256:[0-9a-f]{64}")
 
 
 def blob_digest(ref: BlobRef) -> str | None:
@@ -24,6 +29,11 @@ def blob_refs(line: bytes) -> list[BlobRef]:
     return [BlobRef(ref.decode()) for ref in dict.fromkeys(_ref_pattern.findall(line))]
 
 
+def mentioned_refs(data: bytes) -> set[BlobRef]:
+    """What any bytes may refer to, in whatever way: for a collection, which keeps what it is not sure about."""
+    return {BlobRef(ref.decode()) for ref in _mention_pattern.findall(data)}
+
+
 def checked_blob(ref: BlobRef, data: bytes | None) -> bytes:
     """What was found under a reference.
 
@@ -36,3 +46,37 @@ def checked_blob(ref: BlobRef, data: bytes | None) -> bytes:
     if f"sha256:{digest(data)}" != ref:
         raise LogDamaged(f"The blob {ref} no longer has that digest", ref=ref)
     return data
+
+
+class BlobStates:
+    """What is wrong with the blobs of a log, as the code of a finding. Each blob is read once."""
+
+    def __init__(self, get: Callable[[BlobRef], bytes]) -> None:
+        self._get = get
+        self._codes: dict[BlobRef, str | None] = {}
+
+    def code(self, ref: BlobRef) -> str | None:
+        """None: it is there, and intact."""
+        if ref not in self._codes:
+            self._codes[ref] = self._look_at(ref)
+        return self._codes[ref]
+
+    def _look_at(self, ref: BlobRef) -> str | None:
+        try:
+            self._get(ref)
+        except BlobNotFound:
+            return MISSING
+        except LogDamaged:
+            return CHANGED
+        return None
+
+
+def changed_blob(name: str) -> Finding:
+    """A blob whose bytes no longer have the digest that it is kept under."""
+    return Finding(code=CHANGED, message=f"The blob sha256:{name} was changed", details={"ref": f"sha256:{name}"})
+
+
+def blob_finding(code: str, stream: str, seq: int, ref: BlobRef) -> Finding:
+    """A blob that an event refers to is missing, or was changed."""
+    message = f"Event {seq} refers to the blob {ref}, which {'is gone' if code == MISSING else 'was changed'}"
+    return Finding(code=code, message=message, stream=stream, seq=seq, details={"ref": ref})

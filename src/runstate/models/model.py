@@ -325,6 +325,10 @@ class Model(ABC, Generic[W, E, S]):
         """What a list of events shows about an event. By default everything, about no subject in particular."""
         return Description("", msgspec.to_builtins(event, str_keys=True))
 
+    def blob_refs(self, line: bytes) -> Iterable[str] | None:
+        """The blobs that a stored line refers to; None: not known, since a string `sha256:…` may be any digest."""
+        return None
+
     def activities(self, event: E) -> list[Activity]:
         """What the event says about work being done, for reports. Never raises, whatever the event holds."""
         return []

@@ -83,6 +83,9 @@ class Disk(Protocol):
     def stamp(self, path: PurePath) -> tuple[int, str]:
         """A file's size, and a text that changes whenever the file does, or is another one."""
 
+    def modified_at(self, path: PurePath) -> float:
+        """When a file was last written, in seconds since 1970."""
+
     def look_up(self, path: PurePath) -> tuple[Identity, int]:
         """Which file has this name now, and its size. A symlink is a file of its own. FileNotFoundError: none has."""
 
@@ -318,6 +321,9 @@ class RealDisk:
     def stamp(self, path: PurePath) -> tuple[int, str]:
         found = os.stat(path)
         return found.st_size, f"{found.st_ino:x}.{found.st_mtime_ns:x}.{found.st_size:x}"
+
+    def modified_at(self, path: PurePath) -> float:
+        return os.stat(path).st_mtime
 
     def look_up(self, path: PurePath) -> tuple[Identity, int]:
         found = os.lstat(path)

@@ -61,6 +61,9 @@ class OverlayDisk:
     def stamp(self, path: PurePath) -> tuple[int, str]:
         return self._below.stamp(path)
 
+    def modified_at(self, path: PurePath) -> float:
+        return self._below.modified_at(path)
+
     def look_up(self, path: PurePath) -> tuple[Identity, int]:
         with self.open(path, read_only=True) as file:
             return file.identity(), file.size()

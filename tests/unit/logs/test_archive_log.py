@@ -29,7 +29,7 @@ from runstate.logs.archive.directory import ArchiveDirectory
 from runstate.logs.archive.packs import ArchiveInfo as Info
 from runstate.logs.archive.packs import Broken, Unfit, decode_line, encode_line, sealed, unsealed
 from runstate.logs.archive.writing import PackWriter
-from runstate.logs.log import BlobRef, Capability, EventLog, Record
+from runstate.logs.log import Capability, EventLog, Record
 from runstate.logs.memory import MemoryLog
 from runstate.logs.pairing import default_model
 from runstate.logs.registry import open_log
@@ -103,7 +103,6 @@ changes: dict[str, When] = {
     "repair": lambda log: log.repair("a"),
     "feed": lambda log: log.feed(),
     "put_blob": lambda log: log.put_blob(b"x"),
-    "get_blob": lambda log: log.get_blob(BlobRef("sha256:00")),
 }
 
 
@@ -114,7 +113,7 @@ def test_it_is_only_read(root: Path, change: When) -> None:
         with pytest.raises(Unsupported):
             change(log)
         assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
-        assert log.capabilities == {Capability.DURABLE}
+        assert log.capabilities == {Capability.DURABLE, Capability.BLOBS}
 
 
 def test_bad_ids_are_refused_and_a_closed_archive_answers_nothing(root: Path) -> None:

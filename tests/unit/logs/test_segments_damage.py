@@ -452,7 +452,7 @@ def test_a_repair_keeps_the_damaged_files_and_cuts_back_to_the_last_valid_segmen
         assert disk.read(home / f"{name}.damaged-1") == before[home / name]
     assert log.append("r", [forms[form]("e", "other")])[0].seq == 4
     assert log.repair("r") == []
-    assert log.gc().removed == []  # The evidence refers to the blob of the event that was cut off.
+    assert log.collect_blobs().removed == []  # The evidence refers to the blob of the event that was cut off.
 
 
 def test_no_repair_overwrites_the_evidence_of_another() -> None:

@@ -144,7 +144,7 @@ def test_ids_that_begin_with_a_dot_do_not_meet_the_logs_own_files(log: SegmentsL
     assert [info.stream for info in log.streams()] == sorted(names)
     log.delete_stream(".blobs")
     assert [keys(log.read(name)) for name in names[1:]] == [[name] for name in names[1:]]
-    assert log.gc().removed == []
+    assert log.collect_blobs().removed == []
 
 
 @pytest.mark.parametrize("version", ["segments", "segments-2"])
@@ -562,29 +562,29 @@ def test_blobs_that_nothing_refers_to_are_collected(log: SegmentsLog) -> None:
     log.append("r", [bare("a", kept)])
     log.append("s", [note("a", dropped)])
     log.delete_stream("s")
-    would = log.gc(dry_run=True)
+    would = log.collect_blobs(dry_run=True)
     assert log.get_blob(garbage) == b"garbage"
-    done = log.gc()
+    done = log.collect_blobs()
     assert sorted(done.removed) == sorted(would.removed) == sorted([dropped, garbage])
-    assert (done.kept, done.removed_bytes, done.sessions, done.dry_run) == (1, 14, 1, False)
+    assert (done.kept, done.removed_bytes, done.streams, done.dry_run) == (1, 14, 1, False)
     assert log.get_blob(kept) == b"kept"
-    assert log.gc() == Collected(removed=[], removed_bytes=0, kept=1, sessions=1, dry_run=False)
+    assert log.collect_blobs() == Collected(removed=[], removed_bytes=0, kept=1, recent=0, streams=1, dry_run=False)
 
 
 def test_a_blob_that_was_put_is_safe_until_the_next_append(log: SegmentsLog, opener: Callable[[], SegmentsLog]) -> None:
     ref, collector = log.put_blob(b"data"), opener()
     for each in (collector, log):
         with pytest.raises(LogBusy):
-            each.gc()
+            each.collect_blobs()
     log.append("r", [bare("a", ref)])
-    assert collector.gc().removed == []
+    assert collector.collect_blobs().removed == []
     assert log.get_blob(ref) == b"data"
     unused = log.put_blob(b"unused")
     log.append("r", [bare("b")])
-    assert collector.gc().removed == [unused]
+    assert collector.collect_blobs().removed == [unused]
     log.put_blob(b"another")
     log.close()
-    assert len(collector.gc().removed) == 1
+    assert len(collector.collect_blobs().removed) == 1
 
 
 def test_a_blob_stays_safe_when_the_append_that_refers_to_it_is_refused(
@@ -594,18 +594,18 @@ def test_a_blob_stays_safe_when_the_append_that_refers_to_it_is_refused(
     with other._turn("r") as session, session.locked(), pytest.raises(LogBusy):
         log.append("r", [bare("a", ref)])
     with pytest.raises(LogBusy):
-        other.gc()
+        other.collect_blobs()
     log.append("r", [bare("a", ref)])
-    assert other.gc().removed == []
+    assert other.collect_blobs().removed == []
 
 
 def test_another_threads_append_does_not_let_go_of_a_blob(log: SegmentsLog, opener: Callable[[], SegmentsLog]) -> None:
     ref = log.put_blob(b"data")
     race_all([lambda: log.append("s", notes("a"))])
     with pytest.raises(LogBusy):
-        opener().gc()
+        opener().collect_blobs()
     race_all([lambda: log.append("r", [bare("a", ref)])])  # Whoever stores what refers to it lets go of it.
-    assert opener().gc().removed == []
+    assert opener().collect_blobs().removed == []
 
 
 def test_a_blob_that_two_threads_have_put_is_safe_until_both_have_appended(
@@ -615,9 +615,9 @@ def test_a_blob_that_two_threads_have_put_is_safe_until_both_have_appended(
     assert other.submit(log.put_blob, b"data").result() == ref
     other.submit(log.append, "s", notes("a")).result()
     with pytest.raises(LogBusy):
-        opener().gc()
+        opener().collect_blobs()
     log.append("r", [bare("a", ref)])
-    assert opener().gc().removed == []
+    assert opener().collect_blobs().removed == []
     assert log.get_blob(ref) == b"data"
     other.shutdown()
 
@@ -629,13 +629,13 @@ def test_a_thread_that_has_ended_keeps_the_collector_away_no_longer_than_to_the_
     ended.start()
     ended.join()
     with pytest.raises(LogBusy):
-        opener().gc()
+        opener().collect_blobs()
     log.append("r", notes("a"))
-    assert len(opener().gc().removed) == 1
+    assert len(opener().collect_blobs().removed) == 1
     ended = Thread(target=log.put_blob, args=(b"data",))
     ended.start()
     ended.join()
-    assert len(log.gc().removed) == 1  # Its own handle knows without an append.
+    assert len(log.collect_blobs().removed) == 1  # Its own handle knows without an append.
 
 
 def test_no_event_that_refers_to_a_blob_is_stored_while_blobs_are_collected(log: SegmentsLog, home: Path) -> None:
@@ -658,9 +658,9 @@ def test_a_damaged_session_stops_the_collector(log: SegmentsLog, home: Path) -> 
     segment.write_bytes(segment.read_bytes()[:-2])
     for dry_run in (True, False):
         with pytest.raises(LogDamaged):
-            log.gc(dry_run=dry_run)
+            log.collect_blobs(dry_run=dry_run)
     log.repair("r")
-    assert len(log.gc().removed) == 1
+    assert len(log.collect_blobs().removed) == 1
 
 
 def test_unfinished_blobs_of_a_killed_writer_are_swept(log: SegmentsLog) -> None:
@@ -669,7 +669,7 @@ def test_unfinished_blobs_of_a_killed_writer_are_swept(log: SegmentsLog) -> None
     blobs = Path(log.root) / "snapshots/sha256"
     leftover = blobs / f"{sha256(b'data').hexdigest()}.0123456789abcdef.tmp"
     leftover.write_bytes(b"half")
-    log.gc()
+    log.collect_blobs()
     assert list(blobs.iterdir()) == []
 
 
@@ -680,7 +680,7 @@ def test_what_somebody_else_has_put_among_the_blobs_is_left_alone(log: SegmentsL
     foreign = ["README", "notes.tmp", f"{name}.bak", name.upper(), f"{name[1:]}.0.tmp", ".hidden"]
     for each in foreign:
         (blobs / each).write_bytes(b"precious")
-    done = log.gc()
+    done = log.collect_blobs()
     assert (done.removed, done.removed_bytes, done.kept) == ([garbage], 4, 0)
     assert sorted(path.name for path in blobs.iterdir()) == sorted(foreign)
 
@@ -729,7 +729,7 @@ def test_at_any_doubt_about_what_stands_among_the_sessions_nothing_is_collected(
     doubt(home)
     for dry_run in (True, False):
         with pytest.raises((LogDamaged, LogFailed)):
-            opener().gc(dry_run=dry_run)
+            opener().collect_blobs(dry_run=dry_run)
     assert log.get_blob(ref) == b"needed"
 
 
@@ -740,7 +740,7 @@ def test_what_a_crash_leaves_of_a_session_or_a_deletion_does_not_stop_the_collec
     log.append("s", notes("a"))
     home.mkdir()
     (home.with_name(".deleted.0123456789abcdef.tmp")).mkdir()
-    assert len(log.gc().removed) == 1
+    assert len(log.collect_blobs().removed) == 1
 
 
 def test_a_session_deleted_while_blobs_are_collected_does_not_stop_the_collector(
@@ -757,7 +757,7 @@ def test_a_session_deleted_while_blobs_are_collected_does_not_stop_the_collector
         return found
 
     monkeypatch.setattr(RealDisk, "names", deleting)
-    assert len(log.gc().removed) == 1
+    assert len(log.collect_blobs().removed) == 1
 
 
 # --- copies -------------------------------------------------------------------------------------------------------
@@ -770,7 +770,7 @@ def test_a_copy_of_a_session_into_another_log_and_back_is_the_same(log: Segments
         copy_stream(log, other, "r")
         copy_stream(other, back, "r")
         assert stored(back, "r") == stored(log, "r")
-        assert back.gc().removed == []
+        assert back.collect_blobs().removed == []
         assert back.get_blob(ref) == b"data"
 
 
@@ -792,7 +792,7 @@ def test_the_collector_deletes_nothing_through_a_link(tmp_path: Path, place: str
         (ours / place).parent.mkdir(exist_ok=True)
         (ours / place).symlink_to(theirs / place)
         with pytest.raises(LogFailed):
-            log.gc()
+            log.collect_blobs()
     with SegmentsLog(theirs) as log:
         assert log.get_blob(ref)
 

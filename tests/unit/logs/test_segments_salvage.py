@@ -48,7 +48,7 @@ def test_every_flipped_byte_of_the_manifest_costs_a_plain_repair_events_and_a_sa
         done, left = repaired(disk, salvage=True)
         assert (left, done.details["lost"], done.details.get("unproven")) == (right, 0, None), place
         assert opened(disk).load_snapshot("r", "notes") == snapshot(4)
-        assert opened(disk).gc().removed == []
+        assert opened(disk).collect_blobs().removed == []
 
 
 edits = [
@@ -197,7 +197,7 @@ def test_pins_of_lost_lines_are_derived_again_and_kept_from_the_collector() -> N
     disk = small_session()
     disk.remove(manifest)
     repaired(disk, salvage=True)
-    assert opened(disk).gc().removed == []
+    assert opened(disk).collect_blobs().removed == []
     disk.remove(root / f"snapshots/sha256/{digest(blob_of('d'))}")
     (finding,) = findings(opened(disk))
     assert (finding.code, finding.seq, finding.details) == ("blob.missing", 4, {"ref": ref_of("d")})

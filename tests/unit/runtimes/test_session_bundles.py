@@ -505,7 +505,7 @@ def test_an_import_that_the_keyring_refuses_leaves_no_blob(tmp_path: Path, bundl
         with desk.untouched():
             assert failed(desk.sessions.import_(bundle)).code == "keyring.exposed"
         with SegmentsLog(tmp_path / "exposed/log/sessions") as collecting:
-            assert collecting.gc().removed == []
+            assert collecting.collect_blobs().removed == []
 
 
 def test_where_a_damaged_session_stands_the_import_gets_another_name(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ DIR/archive.json                  of which model the runs are
 DIR/packs/NAME.ndjson             runs, one after the other
 DIR/packs/NAME.manifest.json      which runs these are; without it the pack is not there
 DIR/packs/NAME.lock               held by the process that writes the pack, and gone with it
+DIR/blobs/sha256/DIGEST           blobs that the runs refer to, each once
 DIR/.lock                         held by the one job that archives
+DIR/.blobs.lock                   shared by those who put blobs, held by the one who removes some
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from pathlib import PurePath
 
 from runstate.errors import InvalidArgument, LogBusy, LogFailed, LogFull, LogNotFound, NotALog, RunstateError
 from runstate.logs.archive.packs import (
+    BLOBS,
+    BLOBS_LOCK,
     INFO,
     LOCK_SUFFIX,
     MANIFEST_SUFFIX,
@@ -30,6 +34,7 @@ from runstate.logs.archive.packs import (
     sealed,
     unsealed,
 )
+from runstate.logs.blobs import Blobs
 from runstate.storage.disk import TEMP, Disk, LockBusy, RealDisk, refuse_links, replace_durably, temp_target
 from runstate.storage.permissions import denial
 from runstate.storage.target_directory import check_target
@@ -45,6 +50,7 @@ class ArchiveDirectory:
     def __init__(self, root: PurePath, disk: Disk | None = None) -> None:
         self.root, self.packs = root, root / PACKS
         self.disk: Disk = disk or RealDisk(shared_below=root)
+        self.blobs = Blobs(self.disk, root / BLOBS, root / BLOBS_LOCK)
 
     @property
     def url(self) -> str:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, nullcontext
 from pathlib import Path, PurePath
 from threading import Lock
 from typing import NoReturn
@@ -17,6 +17,8 @@ from runstate.errors import InvalidUrl, LogDamaged, Unsupported
 from runstate.logs.archive.directory import ArchiveDirectory, translated
 from runstate.logs.archive.reading import Contents, Copy, records
 from runstate.logs.archive.verify import verify_rest, verify_run
+from runstate.logs.blob_collection import Collected, mark_blobs
+from runstate.logs.blob_refs import BlobStates
 from runstate.logs.handle import Handle
 from runstate.logs.log import (
     AppendResult,
@@ -68,7 +70,7 @@ def archive_path(url: str) -> Path:
 class ArchiveLog(Handle):
     """An archive, to be read. Threads may share it."""
 
-    capabilities = frozenset({Capability.DURABLE})
+    capabilities = frozenset({Capability.DURABLE, Capability.BLOBS})
 
     def __init__(self, root: PurePath, *, disk: Disk | None = None) -> None:
         """
@@ -140,16 +142,39 @@ class ArchiveLog(Handle):
     def verify(self, stream: str | None = None) -> Iterator[Finding]:
         if stream is not None:
             copy = self._copy(stream)
-            yield from () if copy is None else verify_run(self.directory, copy)
+            yield from () if copy is None else self._verify_runs([copy])
             return
         self._check_open()
-        for name in self._streams:
-            yield from verify_run(self.directory, self.contents.runs[name])
+        yield from self._verify_runs(self.contents.runs[name] for name in self._streams)
         yield from self.verify_rest()
+
+    def _verify_runs(self, copies: Iterable[Copy]) -> Iterator[Finding]:
+        states = BlobStates(self.get_blob)
+        for copy in copies:
+            yield from verify_run(self.directory, copy, states)
 
     def verify_rest(self) -> Iterator[Finding]:
         self._check_open()
         yield from verify_rest(self.directory, self.info, self.contents)
+
+    def get_blob(self, ref: BlobRef) -> bytes:
+        self._check_open()
+        with translated():
+            return self.directory.blobs.get(ref)
+
+    def collect_blobs(self, *, dry_run: bool = False, grace_s: float | None = None) -> Collected:
+        """Remove the blobs of runs whose packs were taken out of the archive.
+
+        Raises:
+            LogBusy: a job archives to this directory; try again. Nothing was removed.
+            LogDamaged: `verify` finds damage other than in blobs. Nothing was removed.
+        """
+        with nullcontext() if dry_run else self.directory.alone():
+            # What was there when this handle was opened is not all that is there now.
+            with ArchiveLog(self.directory.root, disk=self.directory.disk) as newest:
+                marked = mark_blobs(newest, grace_s)
+            with translated():
+                return self.directory.blobs.collect(marked, dry_run=dry_run)
 
     # --- what an archive does not do -----------------------------------------------------------------------
 
@@ -184,10 +209,8 @@ class ArchiveLog(Handle):
         raise refuse(Capability.FEED, "archive")
 
     def put_blob(self, data: bytes) -> BlobRef:
-        raise refuse(Capability.BLOBS, "archive")
-
-    def get_blob(self, ref: BlobRef) -> bytes:
-        raise refuse(Capability.BLOBS, "archive")
+        self._check_open()
+        raise Unsupported(f"The archive {self.directory.root} is only read; blobs come with the runs that name them")
 
     def _refuse_change(self, stream: str) -> NoReturn:
         check_stream(stream)

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeVar
 from zlib import crc32
 
 import msgspec
-from msgspec import Meta, Raw
+from msgspec import UNSET, Meta, Raw, UnsetType
 
 from runstate.errors import LogTooNew, RunstateError
 from runstate.logs.log import Record, StreamInfo
@@ -21,6 +21,8 @@ from runstate.models.canonical import undecodable
 format_version = 1
 INFO = "archive.json"
 PACKS = "packs"
+BLOBS = "blobs"
+BLOBS_LOCK = ".blobs.lock"
 PACK_SUFFIX = ".ndjson"
 MANIFEST_SUFFIX = ".manifest.json"
 LOCK_SUFFIX = ".lock"
@@ -30,6 +32,7 @@ pack_name = re.compile(r"\d{8}T\d{9}Z-[0-9a-f]{16}")
 Size = Annotated[int, Meta(ge=0)]
 Place = Annotated[int, Meta(ge=1)]
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Ref = Annotated[str, Meta(pattern="^sha256:[0-9a-f]{64}$")]
 T = TypeVar("T")
 
 
@@ -55,6 +58,8 @@ class ArchivedRun(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     bytes: Size
     sha256: Digest
     """Of the run's lines in the pack, each with its newline."""
+    blobs: tuple[Ref, ...] | UnsetType = UNSET
+    """The blobs that its lines refer to. Not set: an earlier version archived the run, without its blobs."""
 
     def info(self, model: str) -> StreamInfo:
         times = (self.first_persisted_at, self.last_persisted_at)

@@ -7,6 +7,8 @@ from contextlib import closing
 from hashlib import sha256
 from typing import NamedTuple
 
+from msgspec import UNSET
+
 from runstate.errors import LogDamaged
 from runstate.logs.archive.directory import ArchiveDirectory, translated
 from runstate.logs.archive.packs import ArchivedRun, Broken, Manifest, decode_line
@@ -24,7 +26,8 @@ class Copy(NamedTuple):
 
 
 class Contents:
-    """What an archive held when this was made. A run may be in several packs: the longest copy counts."""
+    """What an archive held when this was made. A run may be in several packs: the longest copy counts, and of two
+    that are as long the one with more blobs."""
 
     def __init__(self, directory: ArchiveDirectory) -> None:
         self.manifests: dict[str, Manifest] = {}
@@ -52,9 +55,9 @@ class Contents:
         if known is None:
             self.runs[copy.run.stream] = copy
             return
-        longer = copy.run.last_seq > known.run.last_seq
-        self.runs[copy.run.stream] = copy if longer else known
-        self.others.append(known if longer else copy)
+        is_better = _rank(copy.run) > _rank(known.run)
+        self.runs[copy.run.stream] = copy if is_better else known
+        self.others.append(known if is_better else copy)
 
     def check(self) -> None:
         """
@@ -63,6 +66,10 @@ class Contents:
         """
         if self.broken:
             raise LogDamaged(self.broken[0].message, **self.broken[0].details)
+
+
+def _rank(run: ArchivedRun) -> tuple[int, int]:
+    return run.last_seq, -1 if run.blobs is UNSET else len(run.blobs)
 
 
 def records(

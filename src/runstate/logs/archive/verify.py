@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 
+from msgspec import UNSET
+
 from runstate.errors import LogDamaged
 from runstate.logs.archive.directory import ArchiveDirectory, translated
-from runstate.logs.archive.packs import MANIFEST_SUFFIX, PACK_SUFFIX, ArchiveInfo, Manifest
+from runstate.logs.archive.packs import MANIFEST_SUFFIX, PACK_SUFFIX, ArchivedRun, ArchiveInfo, Manifest
 from runstate.logs.archive.reading import Contents, Copy, digest_of, records
-from runstate.logs.log import Finding
+from runstate.logs.blob_refs import BlobStates, blob_finding, blob_refs
+from runstate.logs.log import BlobRef, Finding
 from runstate.storage.disk import File
 
 
-def verify_run(directory: ArchiveDirectory, copy: Copy) -> Iterator[Finding]:
+def verify_run(directory: ArchiveDirectory, copy: Copy, states: BlobStates) -> Iterator[Finding]:
     """Findings for the copy of a run that counts."""
-    run, keys = copy.run, set[str]()
+    run, keys, refs = copy.run, set[str](), dict[BlobRef, int]()
     details = {"pack": copy.pack}
     with translated():
         try:
@@ -35,6 +38,8 @@ def verify_run(directory: ArchiveDirectory, copy: Copy) -> Iterator[Finding]:
                         message = f"The key {record.key[:80]!r} stands for two events"
                         yield Finding(code="log.key_twice", message=message, stream=run.stream, seq=record.seq)
                     keys.add(record.key)
+                    for ref in blob_refs(record.body):
+                        refs.setdefault(ref, record.seq)
             except LogDamaged as error:
                 seq, details = error.details["seq"], details | {"offset": error.details["offset"]}
                 yield Finding(code="log.event_changed", message=str(error), stream=run.stream, seq=seq, details=details)
@@ -58,6 +63,27 @@ def verify_run(directory: ArchiveDirectory, copy: Copy) -> Iterator[Finding]:
                 yield Finding(
                     code="log.event_changed", message=message, stream=run.stream, seq=run.first_seq, details=details
                 )
+    yield from _blobs(run, refs, states)
+
+
+def _blobs(run: ArchivedRun, refs: dict[BlobRef, int], states: BlobStates) -> Iterator[Finding]:
+    """Findings for the blobs that a run was archived with; `refs` says where its lines name what could be one."""
+    if run.blobs is UNSET:
+        absent = [ref for ref in refs if states.code(ref) is not None]
+        if absent:
+            yield Finding(
+                code="archive.without_blobs",
+                message=f"It was archived without its blobs, by an earlier version: {len(absent)} strings in it look "
+                "like references to some. Archive it again from a log that still holds them",
+                severity="warning",
+                stream=run.stream,
+                seq=refs[absent[0]],
+                details={"refs": absent},
+            )
+        return
+    for ref in map(BlobRef, run.blobs):
+        if (code := states.code(ref)) is not None:
+            yield blob_finding(code, run.stream, refs.get(ref, run.first_seq), ref)
 
 
 def verify_rest(directory: ArchiveDirectory, info: ArchiveInfo, contents: Contents) -> Iterator[Finding]:
@@ -73,6 +99,8 @@ def verify_rest(directory: ArchiveDirectory, info: ArchiveInfo, contents: Conten
             yield from _pack(directory, pack, manifest)
         for copy in contents.others:
             yield from _copies(directory, contents.runs[copy.run.stream], copy)
+        named = {ref for manifest in contents.manifests.values() for run in manifest.runs for ref in run.blobs or ()}
+        yield from (finding for finding in directory.blobs.verify() if finding.details["ref"] not in named)
         names = directory.names()
     for name in names:
         if name.endswith(PACK_SUFFIX) and name.removesuffix(PACK_SUFFIX) + MANIFEST_SUFFIX not in names:

@@ -9,11 +9,13 @@ from hashlib import sha256
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET, UnsetType
+
 from runstate.errors import LogDamaged
 from runstate.logs.archive.directory import ArchiveDirectory, translated
 from runstate.logs.archive.packs import ArchivedRun, Broken, Manifest, encode_line, sealed, unsealed
 from runstate.logs.archive.reading import Copy, digest_of
-from runstate.logs.log import Record, now
+from runstate.logs.log import BlobRef, Record, now
 from runstate.storage.disk import Disk, File, Lock, replace_durably
 
 if TYPE_CHECKING:
@@ -42,8 +44,12 @@ class PackWriter:
     def is_full(self) -> bool:
         return self.size >= pack_bytes_max or len(self.runs) >= pack_runs_max
 
-    def add(self, stream: str, records: Iterable[Record]) -> ArchivedRun | None:
+    def add(
+        self, stream: str, records: Iterable[Record], blobs: Iterable[BlobRef] | UnsetType = UNSET
+    ) -> ArchivedRun | None:
         """Add a run; None if there are no records. If reading them fails, the pack stays as it was.
+
+        `blobs` are those that the records refer to, if that is known. The archive must hold them already.
 
         Raises:
             Unfit: an event cannot be written.
@@ -52,7 +58,7 @@ class PackWriter:
         file = self._opened()
         before, start = self._digest.copy(), self.size
         try:
-            run = self._write(file, stream, records)
+            run = self._write(file, stream, records, UNSET if blobs is UNSET else tuple(sorted(blobs)))
         except BaseException:
             self._digest, self.size = before, start
             with translated():
@@ -114,7 +120,9 @@ class PackWriter:
             self._lock.release()
         self._file = self._lock = None
 
-    def _write(self, file: File, stream: str, records: Iterable[Record]) -> ArchivedRun | None:
+    def _write(
+        self, file: File, stream: str, records: Iterable[Record], blobs: tuple[BlobRef, ...] | UnsetType
+    ) -> ArchivedRun | None:
         first = last = None
         digest, start, events, buffer = sha256(), self.size, 0, bytearray()
         for record in records:
@@ -137,6 +145,7 @@ class PackWriter:
             start,
             self.size - start,
             digest.hexdigest(),
+            blobs,
         )
 
     def _put(self, file: File, data: bytes, digest: _Hash) -> None:

@@ -37,6 +37,13 @@ format_key: Key = ("runstate", "format")
 counter_key: Key = ("runstate", "feed")
 
 _seq_max = 10**19
+
+
+def pieces_of(data: bytes) -> list[bytes]:
+    """Bytes in as many parts as items are needed for them; one at least."""
+    return [data[start : start + page_bytes_max] for start in range(0, len(data) or 1, page_bytes_max)]
+
+
 _Row = tuple[int, str, str, str, str, str, str, bytes, int]
 _rows = msgspec.msgpack.Decoder(list[_Row])
 

@@ -1,19 +1,16 @@
-"""What a log keeps beside events: snapshots and blobs, in parts where one item would be too small."""
+"""The snapshots that a log keeps beside events, in parts where one item would be too small."""
 
 from __future__ import annotations
 
 import secrets
 
 from runstate.errors import StreamNotFound
-from runstate.logs.blob_refs import blob_digest, checked_blob
 from runstate.logs.dynamodb.appends import read_head
-from runstate.logs.dynamodb.items import Head, blobs, page_bytes_max
+from runstate.logs.dynamodb.items import Head, pieces_of
 from runstate.logs.dynamodb.refusals import Refused
 from runstate.logs.dynamodb.table import Item, Key, Table, encoded, equal
-from runstate.logs.log import BlobRef, StoredSnapshot, is_outdated, is_same_stream
+from runstate.logs.log import StoredSnapshot, is_outdated, is_same_stream
 from runstate.models.canonical import digest
-
-# --- snapshots -----------------------------------------------------------------------------------------
 
 
 def load_snapshot(table: Table, stream: str, model: str) -> StoredSnapshot | None:
@@ -55,7 +52,7 @@ def save_snapshot(table: Table, stream: str, snapshot: StoredSnapshot) -> None:
     # Stale already: its parts need not be written first. Whether it is newer is decided by the condition below.
     if old is not None and is_outdated(snapshot, old["version"], old["seq"], head.last_seq):
         return
-    pieces = _pieces(snapshot.body)
+    pieces = pieces_of(snapshot.body)
     if len(pieces) > 1:
         values |= {"parts": len(pieces), "token": secrets.token_hex(8)}
     else:
@@ -87,45 +84,3 @@ def _snapshot_key(head: Head, model: str) -> Key:
 
 def _part_keys(snapshot: Item) -> list[Key]:
     return [(snapshot["pk"], f"p{snapshot['token']}{part:06d}") for part in range(snapshot.get("parts", 0))]
-
-
-def _pieces(data: bytes) -> list[bytes]:
-    return [data[start : start + page_bytes_max] for start in range(0, len(data) or 1, page_bytes_max)]
-
-
-# --- blobs ---------------------------------------------------------------------------------------------
-
-
-def put_blob(table: Table, data: bytes) -> BlobRef:
-    name = digest(data)
-    if table.get((blobs, name)) is None:
-        pieces = _pieces(bytes(data))
-        for number, piece in enumerate(pieces):
-            pk, sk = _blob_part(name, number)
-            table.call("put_item", TableName=table.name, Item=encoded({"pk": pk, "sk": sk, "data": piece}))
-        # Last: what stands in the list is there as a whole.
-        entry = {"pk": blobs, "sk": name, "parts": len(pieces), "bytes": len(data)}
-        table.call("put_item", TableName=table.name, Item=encoded(entry))
-    return BlobRef(f"sha256:{name}")
-
-
-def get_blob(table: Table, ref: BlobRef) -> bytes:
-    """
-    Raises:
-        BlobNotFound: there is none of that digest.
-        LogDamaged: its bytes no longer have that digest.
-    """
-    name = blob_digest(ref)
-    entry = table.get((blobs, name)) if name else None
-    return checked_blob(ref, None if entry is None else blob_data(table, entry))
-
-
-def blob_data(table: Table, entry: Item) -> bytes:
-    """The bytes of a blob in the list, as far as they are there."""
-    keys = [_blob_part(entry["sk"], number) for number in range(entry["parts"])]
-    found = table.get_many(keys)
-    return b"".join(found[key]["data"] for key in keys if key in found)
-
-
-def _blob_part(name: str, number: int) -> Key:
-    return f"blob:{name}", f"{number:06d}"

@@ -14,7 +14,8 @@ from zlib import crc32
 
 from runstate.errors import LogBusy, LogFailed
 from runstate.logs.adoption import check_records
-from runstate.logs.dynamodb import deletion, keepings, reading
+from runstate.logs.blob_collection import Collected, mark_blobs
+from runstate.logs.dynamodb import blobs, deletion, keepings, reading
 from runstate.logs.dynamodb.appends import read_head, try_adopt, try_append
 from runstate.logs.dynamodb.feed import feed_page
 from runstate.logs.dynamodb.items import Head as StoredHead
@@ -201,11 +202,15 @@ class DynamoLog(Handle):
 
     def put_blob(self, data: bytes) -> BlobRef:
         self._check_open()
-        return keepings.put_blob(self._table, data)
+        return blobs.put_blob(self._table, data)
 
     def get_blob(self, ref: BlobRef) -> bytes:
         self._check_open()
-        return keepings.get_blob(self._table, ref)
+        return blobs.get_blob(self._table, ref)
+
+    def collect_blobs(self, *, dry_run: bool = False, grace_s: float | None = None) -> Collected:
+        self._check_open()
+        return blobs.collect(self._table, mark_blobs(self, grace_s), dry_run=dry_run)
 
     def _release(self) -> None:
         self._table.close()

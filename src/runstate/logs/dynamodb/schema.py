@@ -11,8 +11,9 @@ from runstate.logs.dynamodb.refusals import Refused, code_of
 from runstate.logs.dynamodb.table import Table, absent, equal, pause
 from runstate.logs.log import now
 
-format_version = 2
-"""Version 2: heads have the attribute `model`, which version 1 takes for a change by hand."""
+format_version = 3
+"""Version 2: heads have the attribute `model`, which version 1 takes for a change by hand. Version 3: the entry of a
+blob names the partition of its parts, where version 2 would not look for them."""
 _key_schema = [{"AttributeName": "pk", "KeyType": "HASH"}, {"AttributeName": "sk", "KeyType": "RANGE"}]
 _attributes = [{"AttributeName": "pk", "AttributeType": "S"}, {"AttributeName": "sk", "AttributeType": "S"}]
 

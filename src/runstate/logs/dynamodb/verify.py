@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from runstate.errors import LogDamaged
+from runstate.logs.blob_refs import changed_blob
 from runstate.logs.dynamodb.appends import read_head
+from runstate.logs.dynamodb.blobs import blob_data, list_blobs
 from runstate.logs.dynamodb.items import (
     Entry,
     Head,
     Mark,
-    blobs,
     counter_key,
     directory,
     entry_of,
@@ -30,7 +31,7 @@ from runstate.logs.dynamodb.items import (
     page_seq,
     set_aside,
 )
-from runstate.logs.dynamodb.keepings import blob_data, load_snapshot
+from runstate.logs.dynamodb.keepings import load_snapshot
 from runstate.logs.dynamodb.table import Item, Table
 from runstate.logs.log import Finding, Record
 from runstate.logs.row_repair import set_aside_findings
@@ -188,10 +189,9 @@ def verify_rest(table: Table) -> Iterator[Finding]:
         for item in items:
             place = f"the items whose pk is {item['sk']}"
             yield from set_aside_findings([(item["stream"], item["events"], item["at"])], place)
-    for items in table.query(blobs, "0", "g"):
-        for item in items:
-            if digest(blob_data(table, item)) != item["sk"]:
-                yield Finding(code="blob.digest_mismatch", message=f"The blob sha256:{item['sk']} was changed")
+    for entry in list_blobs(table):
+        if digest(blob_data(table, entry)) != entry["sk"]:
+            yield changed_blob(entry["sk"])
 
 
 def _feed(table: Table) -> Iterator[Finding]:

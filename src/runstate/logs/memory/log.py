@@ -5,12 +5,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from threading import Lock
+from time import time
 from typing import Self
 
 import msgspec
 
 from runstate.errors import BlobNotFound, InvalidUrl, LogClosed, StreamNotFound
 from runstate.logs.adoption import check_records, key_taken, new_records
+from runstate.logs.blob_collection import Collected, mark_blobs
 from runstate.logs.log import (
     AppendResult,
     BlobRef,
@@ -61,6 +63,7 @@ class MemoryLog:
         self._last_position = 0
         self._snapshots: dict[str, dict[str, StoredSnapshot]] = {}
         self._blobs: dict[BlobRef, bytes] = {}
+        self._put_at: dict[BlobRef, float] = {}
         self._closed = False
 
     def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
@@ -194,7 +197,7 @@ class MemoryLog:
     def put_blob(self, data: bytes) -> BlobRef:
         with self._open():
             ref = BlobRef(f"sha256:{digest(data)}")
-            self._blobs[ref] = bytes(data)
+            self._blobs[ref], self._put_at[ref] = bytes(data), time()
             return ref
 
     def get_blob(self, ref: BlobRef) -> bytes:
@@ -203,6 +206,15 @@ class MemoryLog:
                 return self._blobs[ref]
             except KeyError as error:
                 raise BlobNotFound(ref=ref) from error
+
+    def collect_blobs(self, *, dry_run: bool = False, grace_s: float | None = None) -> Collected:
+        marked = mark_blobs(self, grace_s)
+        with self._open():
+            found = ((ref, len(data), self._put_at[ref] < marked.put_before) for ref, data in self._blobs.items())
+            collected = marked.sort(found, dry_run=dry_run)
+            for ref in () if dry_run else collected.removed:
+                del self._blobs[ref], self._put_at[ref]
+            return collected
 
     def close(self) -> None:
         self._closed = True

@@ -9,6 +9,7 @@ from pathlib import PurePath
 from urllib.parse import quote
 
 from runstate.logs.log import Head
+from runstate.logs.set_aside import pattern as set_aside
 from runstate.logs.stream_directories import LOCKS, directory_name
 from runstate.storage.disk import TEMP, Disk
 from runstate.storage.target_directory import remove_own
@@ -22,6 +23,8 @@ _file = r"(events\.ndjson|index\.json|keys\.idx|snapshot(\.[^/]+)?\.json)"
 own_files = re.compile(rf"{_file}({TEMP})?|events\.pending|\.orchestrator\.lock")
 """The files of a run's directory that an archive need not keep: the log's, and the orchestrator's lock."""
 _temporary = re.compile(_file + TEMP)
+evidence_files = re.compile(rf"{_file}({set_aside})?|events\.pending")
+"""The files of a run's directory that may refer to blobs."""
 event_bytes_guessed = 500
 _events_guessed = 50
 """In a run whose file nobody has looked at."""

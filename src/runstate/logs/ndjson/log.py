@@ -17,10 +17,9 @@ from threading import Lock
 from runstate.errors import InvalidUrl, StreamNotFound
 from runstate.logs.adoption import check_records
 from runstate.logs.blobs import Blobs
-from runstate.logs.handle import Handle
+from runstate.logs.file_blobs import FileBlobs, read_beside
 from runstate.logs.log import (
     AppendResult,
-    BlobRef,
     Capability,
     FeedPage,
     Finding,
@@ -37,14 +36,22 @@ from runstate.logs.log import (
     is_same_stream,
     refuse,
 )
-from runstate.logs.ndjson.files import EVENTS, ORCHESTRATOR_LOCK, RunFiles, guessed, own_files, run_files
+from runstate.logs.ndjson.files import (
+    EVENTS,
+    ORCHESTRATOR_LOCK,
+    RunFiles,
+    evidence_files,
+    guessed,
+    own_files,
+    run_files,
+)
 from runstate.logs.ndjson.held import Held
 from runstate.logs.ndjson.index import find_snapshot, read_index, read_known
 from runstate.logs.ndjson.reading import Mark, RecentMarks, View, extent, missing_events, read_head
 from runstate.logs.ndjson.repair import repair
 from runstate.logs.ndjson.run import Gone, Job, Run
 from runstate.logs.ndjson.verify import verify_run
-from runstate.logs.stream_directories import files_beside, prepare_root, streams_among
+from runstate.logs.stream_directories import LOCKS, files_beside, prepare_root, streams_among
 from runstate.logs.tombstone_files import check_deletable, counting_tombstone, replace_tombstone, verify_tombstones
 from runstate.models.model import Draft, check_file_stream
 from runstate.storage.directories import lock_in
@@ -65,7 +72,7 @@ def open_url(url: str, *, create: bool = True) -> NdjsonLog:
     return NdjsonLog(Path(path), create=create)
 
 
-class NdjsonLog(Handle):
+class NdjsonLog(FileBlobs):
     """A directory of run directories. Threads may share it; another process may write to other runs."""
 
     capabilities = frozenset(Capability) - {Capability.MULTI_PROCESS, Capability.FEED}
@@ -83,7 +90,7 @@ class NdjsonLog(Handle):
         self.recoveries: list[Finding] = []
         """What opening runs for writing has cut off: one warning for each torn tail."""
         self._disk: Disk = disk or RealDisk(shared_below=root)
-        self._blobs = Blobs(self._disk, root / ".blobs")
+        self._blobs = Blobs(self._disk, root / ".blobs", root / LOCKS / ".blobs")
         self._runs: OrderedDict[str, Run] = OrderedDict()
         self._marks = RecentMarks()
         self._gate = Lock()
@@ -259,17 +266,10 @@ class NdjsonLog(Handle):
             self._marks.forget(stream)
             return repair(self._disk, run.files, self.recoveries, dry_run=False, is_salvage=salvage)
 
-    # --- blobs ---------------------------------------------------------------------------------------------
-
-    def put_blob(self, data: bytes) -> BlobRef:
-        self._check_open()
-        with translated():
-            return self._blobs.put(bytes(data))
-
-    def get_blob(self, ref: BlobRef) -> bytes:
-        self._check_open()
-        with translated():
-            return self._blobs.get(ref)
+    def _beside_events(self) -> Iterator[bytes]:
+        for stream in self._names(""):
+            for _, data in read_beside(self._disk, self._files(stream).home, evidence_files, EVENTS):
+                yield data
 
     # --- open and closed -----------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from runstate.errors import (
     StreamNotFound,
 )
 from runstate.logs.adoption import check_records
+from runstate.logs.blob_collection import Collected, mark_blobs
 from runstate.logs.blob_refs import blob_digest, checked_blob
 from runstate.logs.bulk import Answer, Batch
 from runstate.logs.handle import Handle
@@ -37,6 +38,7 @@ from runstate.logs.log import (
     check_limit,
 )
 from runstate.logs.pending import Blocker, Pending
+from runstate.logs.postgres import blobs
 from runstate.logs.postgres.appends import Append
 from runstate.logs.postgres.bell import Bell
 from runstate.logs.postgres.connections import Connections, held_back_max_s, let_settle, pause_s
@@ -45,7 +47,7 @@ from runstate.logs.postgres.positions import no_position, parse_position
 from runstate.logs.postgres.repair import repair_stream
 from runstate.logs.postgres.schema import check_migrated, prepare
 from runstate.logs.postgres.snapshots import save_rows, select_snapshot
-from runstate.logs.postgres.transactions import Connection, ConnectionLost, Row, changes, write_for_standby
+from runstate.logs.postgres.transactions import Connection, ConnectionLost, Row, changes
 from runstate.logs.postgres.verify import verify_rest, verify_schema
 from runstate.logs.postgres.writer import Writer
 from runstate.logs.stored_rows import read_feed, read_lines, read_records, record_columns
@@ -326,21 +328,25 @@ class PostgresLog(Handle):
 
     def put_blob(self, data: bytes) -> BlobRef:
         self._check_open()
+        check_migrated(self._version)
         name = digest(data)
-        put = "INSERT INTO $schema.blobs VALUES (%s, %s) ON CONFLICT (digest) DO NOTHING"
-
-        def store(connection: Connection) -> None:
-            with changes(connection):
-                connection.execute(put, (name, bytes(data)))
-                connection.execute(write_for_standby)
-
-        self._connections.run(store)
+        self._connections.run(lambda connection: blobs.put_row(connection, name, bytes(data)))
         return BlobRef(f"sha256:{name}")
 
     def get_blob(self, ref: BlobRef) -> bytes:
         self._check_open()
         rows = self._rows("SELECT data FROM $schema.blobs WHERE digest = %s", blob_digest(ref))
         return checked_blob(ref, rows[0][0] if rows else None)
+
+    def collect_blobs(self, *, dry_run: bool = False, grace_s: float | None = None) -> Collected:
+        self._check_open()
+        check_migrated(self._version)
+        self._connections.run(blobs.check_sees_all)
+        marked = mark_blobs(self, grace_s)
+        self._connections.run(lambda connection: blobs.mark_set_aside(connection, marked))
+        if dry_run:
+            return self._connections.run(lambda connection: blobs.collect(connection, marked, dry_run=True))
+        return self._connections.run(lambda connection: blobs.remove(connection, marked))
 
     def _release(self) -> None:
         self._bell.close()

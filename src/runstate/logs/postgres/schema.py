@@ -188,7 +188,26 @@ BEGIN
     END LOOP;
 END $$;
 """
-migrations: list[LiteralString] = [_streams + _events + _rest, _version_2]
+_version_3: LiteralString = """
+-- A blob that nothing refers to is removed some time after it was put. Those from before count from now on.
+ALTER TABLE blobs ADD COLUMN put_at timestamptz NOT NULL DEFAULT now();
+
+-- Putting a blob again makes it new. Roles that put blobs keep working.
+DO $$
+DECLARE
+    command text;
+BEGIN
+    FOR command IN
+        SELECT format(
+            'GRANT UPDATE (put_at) ON blobs TO %s',
+            CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END
+        ) FROM pg_class, aclexplode(relacl) WHERE oid = 'blobs'::regclass AND privilege_type = 'INSERT'
+    LOOP
+        EXECUTE command;
+    END LOOP;
+END $$;
+"""
+migrations: list[LiteralString] = [_streams + _events + _rest, _version_2, _version_3]
 """The n-th turns version n into version n + 1. Published ones are never edited."""
 
 _tables = "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s"

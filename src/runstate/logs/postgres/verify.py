@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from psycopg.types.numeric import Int8
 
+from runstate.logs.blob_refs import changed_blob
 from runstate.logs.log import Finding, StoredSnapshot
 from runstate.logs.postgres.transactions import Connection
 from runstate.logs.row_repair import count_set_aside, set_aside_findings, set_aside_table
@@ -117,5 +118,5 @@ def _changed_blobs(connection: Connection) -> Iterator[Finding]:
     while page := connection.execute(_blobs, (after,), binary=True).fetchall():
         for name, data in page:
             if digest(data) != name:
-                yield Finding(code="blob.digest_mismatch", message=f"The blob sha256:{name} was changed")
+                yield changed_blob(name)
         after = page[-1][0]

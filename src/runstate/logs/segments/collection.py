@@ -1,4 +1,4 @@
-"""Blobs that nothing refers to any more are collected: mark and sweep, and at any doubt nothing is deleted.
+"""Blobs that nothing refers to any more are collected: mark and sweep, and in any doubt nothing is deleted.
 
 Whoever puts a blob shares a kernel lock on the log until the event that refers to it is stored; whoever stores such an
 event shares it meanwhile. The collector takes it alone, so it never runs into the time between the two.
@@ -6,16 +6,16 @@ event shares it meanwhile. The collector takes it alone, so it never runs into t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
+from math import inf
 from pathlib import PurePath
 from threading import Lock, Thread, current_thread
-
-import msgspec
+from time import time
 
 from runstate.errors import LogBusy, LogDamaged
+from runstate.logs.blob_collection import Collected, Marked
 from runstate.logs.blob_refs import blob_digest, blob_refs
 from runstate.logs.blobs import Blobs
 from runstate.logs.log import BlobRef
@@ -24,23 +24,9 @@ from runstate.logs.segments.files import BLOBS, SESSIONS, SessionFiles
 from runstate.logs.segments.verify import examine
 from runstate.logs.stream_directories import LOCKS, directory_name, streams_among
 from runstate.storage import disk as files_door
-from runstate.storage.directories import lock_in, names_in
-from runstate.storage.disk import TEMP, Disk, LockBusy, refuse_links
+from runstate.storage.directories import lock_in
+from runstate.storage.disk import Disk, LockBusy
 from runstate.storage.removed_directories import is_removed
-
-_unfinished_pattern = re.compile(rf"[0-9a-f]{{64}}{TEMP}")
-"""What a killed writer leaves of a blob."""
-
-
-class Collected(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a collection has removed, or would remove."""
-
-    removed: list[BlobRef]
-    removed_bytes: int
-    kept: int
-    """Blobs that a session refers to."""
-    sessions: int
-    dry_run: bool
 
 
 class Holds:
@@ -127,8 +113,10 @@ class Holds:
             lock.release()
 
 
-def collect(disk: Disk, root: PurePath, *, dry_run: bool) -> Collected:
+def collect(disk: Disk, root: PurePath, *, dry_run: bool, grace_s: float | None) -> Collected:
     """Remove the blobs that no session refers to: by a pin, by a line, by anything in its directory.
+
+    The lock tells what is in use, so there is no grace period unless one is asked for.
 
     Raises:
         LogBusy: somebody is putting blobs, or storing events that refer to some; nothing was removed.
@@ -136,29 +124,10 @@ def collect(disk: Disk, root: PurePath, *, dry_run: bool) -> Collected:
     """
     lock = _lock(disk, root, shared=False)
     try:
-        # Behind a link there are blobs of another log, to which its own sessions refer.
-        refuse_links(disk, root / BLOBS, root / BLOBS / "sha256")
         streams = _streams(disk, root)
         marked = {ref for stream in streams for ref in _referred(disk, SessionFiles(stream, root))}
-        home = root / BLOBS / "sha256"
-        names = names_in(disk, home)
-        # What does not have a blob's name was put there by somebody else, who may need it.
-        blobs = {name: ref for name in names if blob_digest(ref := BlobRef(f"sha256:{name}"))}
-        garbage = [name for name, ref in blobs.items() if ref not in marked]
-        size = sum(disk.stamp(home / name)[0] for name in garbage)
-        if not dry_run:
-            # Nobody is putting a blob now, so what is unfinished stays so.
-            for name in (*garbage, *filter(_unfinished_pattern.fullmatch, names)):
-                disk.remove(home / name)
-            if names:
-                disk.sync_directory(home)
-        return Collected(
-            removed=[blobs[name] for name in garbage],
-            removed_bytes=size,
-            kept=len(blobs) - len(garbage),
-            sessions=len(streams),
-            dry_run=dry_run,
-        )
+        put_before = inf if grace_s is None else time() - grace_s
+        return Blobs(disk, root / BLOBS).collect(Marked(marked, len(streams), put_before), dry_run=dry_run)
     finally:
         lock.release()
 

@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl
 
 from runstate.errors import InvalidUrl, StreamNotFound
 from runstate.logs.adoption import check_records
+from runstate.logs.blob_collection import Collected
 from runstate.logs.handle import Handle
 from runstate.logs.log import (
     AppendResult,
@@ -36,7 +37,7 @@ from runstate.logs.log import (
     is_same_stream,
     refuse,
 )
-from runstate.logs.segments.collection import Collected, Holds, collect
+from runstate.logs.segments.collection import Holds, collect
 from runstate.logs.segments.compaction import Limits
 from runstate.logs.segments.files import BLOBS, EVENTS, MANIFEST, SESSIONS, SessionFiles, own_files
 from runstate.logs.segments.reading import Reader, Recent
@@ -313,18 +314,17 @@ class SegmentsLog(Handle):
         with translated():
             return self._holds.blobs.get(ref)
 
-    def gc(self, *, dry_run: bool = False) -> Collected:
+    def collect_blobs(self, *, dry_run: bool = False, grace_s: float | None = None) -> Collected:
         """Remove the blobs that no session refers to any more. At any doubt, nothing is removed.
 
         Raises:
             LogBusy: somebody has put blobs and not yet appended what refers to them.
-            LogDamaged: a session is damaged (repair it, or delete it), or something else stands among them.
-            LogFailed: a session cannot be read.
+            LogDamaged, LogFailed: a session is damaged or cannot be read, or something else stands among them.
         """
         self._check_open()
         self._holds.forget_ended()
         with translated():
-            return collect(self._disk, self.root, dry_run=dry_run)
+            return collect(self._disk, self.root, dry_run=dry_run, grace_s=grace_s)
 
     # --- open and closed -----------------------------------------------------------------------------------
 

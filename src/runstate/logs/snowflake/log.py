@@ -20,6 +20,7 @@ from runstate.errors import (
     StreamNotFound,
 )
 from runstate.logs.adoption import check_records
+from runstate.logs.blob_collection import Collected, mark_blobs
 from runstate.logs.blob_refs import blob_digest, checked_blob
 from runstate.logs.bulk import Answer, Batch
 from runstate.logs.handle import Handle
@@ -42,6 +43,7 @@ from runstate.logs.log import (
     is_outdated,
     is_same_stream,
 )
+from runstate.logs.snowflake import blobs
 from runstate.logs.snowflake.appends import (
     Append,
     adopt_records,
@@ -60,8 +62,6 @@ from runstate.models.model import Draft, check_stream
 
 pool_max_default = 4
 busy_timeout_default_s = 60.0
-blob_part_bytes = 2 * 1024 * 1024
-"""A blob is kept in parts, since a BINARY ends at 8 MB."""
 
 _read = f"SELECT {checked_columns} FROM events WHERE stream = ? AND seq > ? ORDER BY seq LIMIT ?"
 _find = f"SELECT {checked_columns} FROM events WHERE stream = ? AND key = ? ORDER BY seq LIMIT 1"
@@ -314,25 +314,22 @@ class SnowflakeLog(Handle):
 
     def put_blob(self, data: bytes) -> BlobRef:
         self._check_open()
+        check_migrated(self._version)
         name = digest(data)
-        parts = [data[at : at + blob_part_bytes] for at in range(0, max(1, len(data)), blob_part_bytes)]
-
-        def put(session: Session) -> None:
-            if session.rows("SELECT 1 FROM blobs WHERE digest = ? LIMIT 1", name):
-                return
-            # Without the gate: if two put the same at once, there are two equal rows of each part, and one is read.
-            session.begin()
-            for number, part in enumerate(parts):
-                session.change("INSERT INTO blobs (digest, part, data) SELECT ?, ?, ?", name, number, bytes(part))
-            session.commit()
-
-        self._connections.run(put)
+        self._connections.run(lambda session: blobs.put(session, name, bytes(data)))
         return BlobRef(f"sha256:{name}")
 
     def get_blob(self, ref: BlobRef) -> bytes:
         self._check_open()
         found = self._rows("SELECT part, data FROM blobs WHERE digest = ? ORDER BY part", blob_digest(ref) or "")
         return checked_blob(ref, b"".join(dict(found).values()) if found else None)
+
+    def collect_blobs(self, *, dry_run: bool = False, grace_s: float | None = None) -> Collected:
+        self._check_open()
+        check_migrated(self._version)
+        marked = mark_blobs(self, grace_s)
+        self._connections.run(lambda session: blobs.mark_set_aside(session, marked))
+        return self._connections.run(lambda session: blobs.collect(session, marked, dry_run=dry_run))
 
     def _release(self) -> None:
         self._writer.close()

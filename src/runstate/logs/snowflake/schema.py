@@ -65,7 +65,9 @@ _version_2 = [
     )
     """,
 ]
-migrations: list[list[str]] = [_version_1, _version_2]
+# When a blob was put: one that nothing refers to is removed some time after it.
+_version_3 = ["ALTER TABLE blobs ADD COLUMN IF NOT EXISTS put_ms NUMBER(38, 0)"]
+migrations: list[list[str]] = [_version_1, _version_2, _version_3]
 """The n-th turns version n into version n + 1. Published ones are never edited."""
 
 _find_version = "SELECT MAX(format_version) FROM runstate_log"

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from itertools import groupby
 
+from runstate.logs.blob_refs import changed_blob
 from runstate.logs.log import Finding, Record, StoredSnapshot
 from runstate.logs.snowflake.appends import checksum, record_columns
 from runstate.logs.snowflake.connections import Row, Session
@@ -152,4 +153,4 @@ def _changed_blobs(rows: Iterable[Row]) -> Iterator[Finding]:
                 found.update(data)
             last = part
         if found.hexdigest() != name:
-            yield Finding(code="blob.digest_mismatch", message=f"The blob sha256:{name} was changed")
+            yield changed_blob(name)

@@ -22,6 +22,7 @@ from runstate.errors import (
     NotALog,
 )
 from runstate.logs.adoption import check_records
+from runstate.logs.blob_collection import Collected, mark_blobs
 from runstate.logs.blob_refs import blob_digest, checked_blob
 from runstate.logs.bulk import Answer, Batch
 from runstate.logs.handle import Handle
@@ -41,6 +42,7 @@ from runstate.logs.log import (
     decimal_position,
 )
 from runstate.logs.snapshotting import MakeSnapshot
+from runstate.logs.sqlite import blobs
 from runstate.logs.sqlite.appends import Append, adopt_rows, delete_rows, find_tombstone
 from runstate.logs.sqlite.damaged_text import fetch_rows
 from runstate.logs.sqlite.readers import Readers, ReadOnlyReaders, can_write, create_private, is_empty, is_there
@@ -313,16 +315,22 @@ class SqliteLog(Handle):
     def put_blob(self, data: bytes) -> BlobRef:
         self._check_open()
         name = digest(data)
-
-        def put(connection: sqlite3.Connection) -> None:
-            connection.execute("INSERT OR IGNORE INTO blobs VALUES (?, ?)", (name, bytes(data)))
-
-        self._writing().work(put)
+        self._writing().work(lambda connection: blobs.put(connection, name, bytes(data)))
         return BlobRef(f"sha256:{name}")
 
     def get_blob(self, ref: BlobRef) -> bytes:
         rows = self._query("SELECT data FROM blobs WHERE digest = ?", (blob_digest(ref),))
         return checked_blob(ref, rows[0][0] if rows else None)
+
+    def collect_blobs(self, *, dry_run: bool = False, grace_s: float | None = None) -> Collected:
+        self._check_open()
+        marked = mark_blobs(self, grace_s)
+        self._read(lambda reader: blobs.mark_set_aside(reader, marked))
+        if dry_run:
+            return self._read(lambda reader: blobs.collect(reader, marked, dry_run=True))
+        done: list[Collected] = []
+        self._writing().work(lambda connection: done.append(blobs.collect(connection, marked, dry_run=False)))
+        return done[-1]
 
     def _release(self) -> None:
         if self._writer is not None:

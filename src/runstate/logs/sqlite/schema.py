@@ -89,7 +89,7 @@ BEGIN SELECT RAISE(ABORT, 'events are append-only: correct a fact by a later fac
 migrations = [_version_1, _version_2]
 """The n-th turns version n into version n + 1. Published ones are never edited."""
 
-own_tables = {"schema_version", *re.findall(r"CREATE TABLE (\w+)", "".join(migrations))}
+own_tables = {"schema_version", "blob_puts", *re.findall(r"CREATE TABLE (\w+)", "".join(migrations))}
 
 
 def prepare(connection: sqlite3.Connection) -> None:

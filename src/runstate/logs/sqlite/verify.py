@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 
+from runstate.logs.blob_refs import changed_blob
 from runstate.logs.log import Finding, StoredSnapshot
 from runstate.logs.row_repair import count_set_aside, set_aside_findings, set_aside_table
 from runstate.logs.sqlite.damaged_text import any_text
@@ -67,7 +68,7 @@ def _rest(reader: sqlite3.Connection) -> Iterator[Finding]:
         yield from set_aside_findings(reader.execute(count_set_aside.format(table=set_aside_table)).fetchall())
     for name, data in reader.execute("SELECT digest, data FROM blobs"):
         if not isinstance(data, bytes) or digest(data) != name:
-            yield Finding(code="blob.digest_mismatch", message=f"The blob sha256:{name} was changed")
+            yield changed_blob(name)
 
 
 def _streams(reader: sqlite3.Connection, stream: str | None) -> Iterator[Finding]:

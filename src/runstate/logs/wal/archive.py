@@ -28,7 +28,7 @@ from runstate.storage.directories import make_durable_directory, names_in
 from runstate.storage.disk import Disk, File, replace_durably
 
 SEGMENT_MISSING = "archive.segment_missing"
-_pattern = re.compile(SEGMENT)
+segment_pattern = re.compile(SEGMENT)
 
 
 class Segment(NamedTuple):
@@ -44,7 +44,7 @@ def segments(disk: Disk, files: StreamFiles) -> list[Segment]:
     """All segments, in order."""
     found = []
     for name in names_in(disk, files.archive):
-        if match := _pattern.fullmatch(name):
+        if match := segment_pattern.fullmatch(name):
             found.append(Segment(int(match[1]), int(match[2]), match[3], files.archive / name))
     return sorted(found)
 

@@ -15,10 +15,9 @@ from pathlib import PurePath
 from runstate.errors import LogDamaged, StreamNotFound, Truncated
 from runstate.logs.adoption import check_records
 from runstate.logs.blobs import Blobs
-from runstate.logs.handle import Handle
+from runstate.logs.file_blobs import FileBlobs
 from runstate.logs.log import (
     AppendResult,
-    BlobRef,
     Capability,
     FeedPage,
     Finding,
@@ -33,7 +32,7 @@ from runstate.logs.log import (
     check_same_stream,
     refuse,
 )
-from runstate.logs.stream_directories import files_beside, prepare_root, streams_among
+from runstate.logs.stream_directories import LOCKS, files_beside, prepare_root, streams_among
 from runstate.logs.stream_models import model_after
 from runstate.logs.tombstone_files import (
     check_deletable,
@@ -44,6 +43,7 @@ from runstate.logs.tombstone_files import (
 )
 from runstate.logs.wal.adoption import records_to_adopt
 from runstate.logs.wal.compaction import checkpoint, find_kept, flush_in_place, is_newer
+from runstate.logs.wal.evidence import read_evidence
 from runstate.logs.wal.files import WAL, StreamFiles, own_files
 from runstate.logs.wal.findings import damage_finding, logger
 from runstate.logs.wal.ledger import Ledger, read_ledger
@@ -68,7 +68,7 @@ from runstate.storage.removed_directories import Sweeper, remove_directory
 _seq_max = 2**63 - 1
 
 
-class WalLog(Handle):
+class WalLog(FileBlobs):
     """A directory of streams. Threads may share it; another process may write to other streams."""
 
     capabilities = frozenset(Capability) - {Capability.MULTI_PROCESS, Capability.FEED}
@@ -89,7 +89,7 @@ class WalLog(Handle):
         self.recoveries: list[Finding] = []
         """What opening streams for writing has cut off or rotated away."""
         self._disk: Disk = disk or RealDisk(shared_below=root)
-        self._blobs = Blobs(self._disk, root / ".blobs")
+        self._blobs = Blobs(self._disk, root / ".blobs", root / LOCKS / ".blobs")
         self._sweeper = Sweeper(self._disk, root)
         is_new = prepare_root(self._disk, root, create, self._has_streams)
         self._writers = Writers(self._disk, root, self.options, self.recoveries, is_settled=is_new)
@@ -342,17 +342,9 @@ class WalLog(Handle):
             repair_stream(writer, self.recoveries, salvage=salvage)
         return self.recoveries[before:]
 
-    # --- blobs ---------------------------------------------------------------------------------------------
-
-    def put_blob(self, data: bytes) -> BlobRef:
-        self._check_open()
-        with translated():
-            return self._blobs.put(bytes(data))
-
-    def get_blob(self, ref: BlobRef) -> bytes:
-        self._check_open()
-        with translated():
-            return self._blobs.get(ref)
+    def _beside_events(self) -> Iterator[bytes]:
+        for stream in self._names(""):
+            yield from read_evidence(self._disk, self._files(stream))
 
     # --- open and closed -----------------------------------------------------------------------------------
 

@@ -53,7 +53,9 @@ class RunEventWrite(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=
     """Members that this version does not know; written at the top level of the JSON, as they came."""
 
 
-class RunEventRecord(RunEventWrite, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True, gc=False):
+class RunEventRecord(
+    RunEventWrite, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True, gc=False
+):
     """An event of contract v2, as the store gives it back."""
 
     run_seq: int

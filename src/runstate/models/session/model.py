@@ -17,7 +17,7 @@ from runstate.models.model import Alert, AlertSink, Description, Draft, Model, d
 from runstate.models.session import activity as session_activity
 from runstate.models.session import budgets, evolve, keys
 from runstate.models.session import state as session_state
-from runstate.models.session.events import PreferencesChanged, SessionEvent
+from runstate.models.session.events import NodeCreated, NodeOutputAppended, PreferencesChanged, RunStarted, SessionEvent
 from runstate.models.session.facts import check_scope, decode, decode_stored, facts
 from runstate.models.session.ids import SessionId
 from runstate.models.session.plain import plain
@@ -125,6 +125,16 @@ class SessionModel(Model[SessionEvent, SessionEvent, Session]):
         members = msgspec.to_builtins(event)
         scope = {name: members[name] for name in ("runId", "nodeId") if name in members}
         return describe_members(scope | members["data"], "nodeId", "runId")
+
+    def blob_refs(self, line: bytes) -> list[str]:
+        event = decode_stored(line)
+        if isinstance(event, RunStarted):
+            return [event.data.workflow_hash]
+        if isinstance(event, NodeCreated):
+            return [event.data.snapshot_ref, event.data.workflow_hash]
+        if isinstance(event, NodeOutputAppended):
+            return [artifact.digest for artifact in event.data.output.artifacts]
+        return []
 
     def activities(self, event: SessionEvent) -> list[Activity]:
         return session_activity.activities(event)

@@ -1,0 +1,68 @@
+"""The blobs of a Snowflake log. Putting one again adds its rows again, with a later time, and changes none.
+
+So writers need no right to change or delete, and a collection, which removes rows by their time, never takes away what
+was put meanwhile. A blob without a time was put by an earlier version: a collection takes it for a new one.
+"""
+
+from __future__ import annotations
+
+from time import time
+
+from runstate.logs.blob_collection import Collected, Marked, refresh_s
+from runstate.logs.blob_refs import mentioned_refs
+from runstate.logs.log import BlobRef
+from runstate.logs.row_repair import set_aside_table
+from runstate.logs.snowflake.connections import NoSuchTable, Session
+
+blob_part_bytes = 2 * 1024 * 1024
+"""A blob is kept in parts, since a BINARY ends at 8 MB."""
+_newest = "SELECT COUNT(*), MAX(put_ms) FROM blobs WHERE digest = ?"
+_put = "INSERT INTO blobs (digest, part, data, put_ms) SELECT ?, ?, ?, ?"
+_listed = """
+SELECT digest, SUM(bytes), MAX(put_ms) FROM (
+    SELECT digest, part, MAX(OCTET_LENGTH(data)) AS bytes, MAX(put_ms) AS put_ms FROM blobs GROUP BY digest, part
+) GROUP BY digest ORDER BY digest
+"""
+
+
+def put(session: Session, name: str, data: bytes) -> None:
+    parts = [data[at : at + blob_part_bytes] for at in range(0, max(1, len(data)), blob_part_bytes)]
+    moment = _milliseconds(time())
+    ((count, put_ms),) = session.rows(_newest, name)
+    if count and put_ms is not None and moment - int(put_ms) < refresh_s * 1000:
+        return
+    # Without the gate: if two put the same at once, there are two equal rows of each part, and one is read.
+    session.begin()
+    for number, part in enumerate(parts):
+        session.change(_put, name, number, bytes(part), moment)
+    session.commit()
+
+
+def mark_set_aside(session: Session, marked: Marked) -> None:
+    """Mark what the events that repairs have set aside refer to."""
+    try:
+        for (body,) in session.each(f"SELECT body FROM {set_aside_table}"):
+            marked.refs.update(mentioned_refs(body))
+    except NoSuchTable:
+        return  # It is made by the first repair.
+
+
+def collect(session: Session, marked: Marked, *, dry_run: bool) -> Collected:
+    put_before = _milliseconds(marked.put_before)
+    if not dry_run:
+        session.change("UPDATE blobs SET put_ms = ? WHERE put_ms IS NULL", _milliseconds(time()))
+    found = [(BlobRef(f"sha256:{name}"), int(size), put_ms) for name, size, put_ms in session.rows(_listed)]
+    collected = marked.sort(
+        ((ref, size, put_ms is not None and int(put_ms) < put_before) for ref, size, put_ms in found), dry_run=dry_run
+    )
+    if dry_run or not collected.removed:
+        return collected
+    session.begin()
+    for ref in collected.removed:
+        session.change("DELETE FROM blobs WHERE digest = ? AND put_ms < ?", ref.removeprefix("sha256:"), put_before)
+    session.commit()
+    return collected
+
+
+def _milliseconds(moment: float) -> int:
+    return int(moment * 1000)
