@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import psycopg
 import pytest
 
 from runstate.logs.postgres import writer
@@ -38,7 +40,9 @@ def late_commits_held(session: Session) -> Iterator[None]:
         session.execute("SELECT pg_advisory_unlock(hashtext(current_schema()))")
 
 
-def lose_before_commit(patched: pytest.MonkeyPatch, session: Session, trips: int, heads_min: int = 1) -> None:
+def lose_before_commit(
+    patched: pytest.MonkeyPatch, session: psycopg.Connection[Any], trips: int, heads_min: int = 1
+) -> None:
     """End the session of each append to so many heads, just before it sends what commits it: in this round trip."""
     name = "commit_guessed" if trips == 1 else "commit"
     commit = getattr(writer, name)

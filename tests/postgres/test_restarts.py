@@ -48,7 +48,9 @@ def test_a_connection_that_was_lost_since_its_last_use_goes_unnoticed(log: Postg
 
 def _end_other_sessions(session: Session) -> None:
     schema = session.execute("SELECT current_schema()").fetchone()
-    session.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE query LIKE %s", (f"%{schema}%",))
+    session.execute(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE query LIKE %s", (f"%{schema}%",)
+    )
 
 
 @pytest.mark.parametrize(

@@ -274,7 +274,6 @@ def _values(heads: Sequence[Head]) -> dict[str, object]:
         "transactions": Texts([head.transaction for head in heads]),
         "lasts": Numbers([head.last_seq for head in heads]),
         "counts": Numbers([len(head.new) for head in heads]),
-        "parts": Numbers(list(accumulate(len(head.new) for head in heads))),
         "starts": Texts([first.persisted_at for first in firsts]),
         "ends": Texts([next(reversed(head.new.values())).persisted_at for head in heads]),
         "models": Texts([head.model for head in heads]),

@@ -1,9 +1,9 @@
 """How appends become rows in one round trip: where the streams stand, and what time it is, are guessed.
 
 A process remembers the head of each stream that it has seen. It renders the events for that head, and sends one
-statement, which moves the head and inserts the events only if the head is still the one that was guessed, holds none of
-the keys, is not locked, and if the time is right. Otherwise it writes nothing of that stream, and its appends begin
-again with the lock of the head (see `appends`). So a wrong guess costs a round trip, and nothing else.
+statement, which moves the head and inserts the events only if the head is still the one that was guessed, is not
+locked, and if the time is right. Otherwise it writes nothing of that stream, and its appends begin again with the lock
+of the head (see `appends`). So do all of them if a key is known. A wrong guess costs a round trip, and nothing else.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from typing import NamedTuple
+
+from psycopg.errors import UniqueViolation
 
 from runstate.errors import RunstateError
 from runstate.logs.log import now
@@ -26,7 +28,7 @@ from runstate.logs.postgres.appends import (
     read_written,
     statements,
 )
-from runstate.logs.postgres.transactions import Connection, changes, local_settings, server_time
+from runstate.logs.postgres.transactions import Connection, changes, server_time, sync_commit
 
 guesses_max = 10_000
 line_bytes_max = 2048
@@ -35,32 +37,29 @@ line_bytes_max = 2048
 # The time is the server's, as for every other append: not later, and not much earlier.
 _is_time_right = "clock_timestamp() - {time}::timestamptz BETWEEN interval '0' AND interval '1 s'"
 # With the id of the last transaction, the head is the very one that was seen, even if the stream was repaired since.
-# Heads that somebody else holds are skipped: they are about to change, and a group must not wait for any.
+# Heads that somebody else holds are skipped: they are about to change, and a group must not wait for any. Keys are not
+# looked up, since nearly all of them are new: the unique index refuses the whole statement otherwise.
 _move_guessed = f"""
 WITH guessed AS (
-    SELECT s.id, given.last_seq, given.events, given.persisted_at FROM unnest(
-        %(ids)s, %(befores)s, %(transactions)s, %(lasts)s, %(counts)s, %(parts)s, %(ends)s
-    ) AS given (id, before, transaction, last_seq, events, part, persisted_at) JOIN $schema.streams s ON s.id = given.id
+    SELECT s.id, given.last_seq, given.events, given.persisted_at
+    FROM unnest(%(ids)s, %(befores)s, %(transactions)s, %(lasts)s, %(counts)s, %(ends)s)
+        AS given (id, before, transaction, last_seq, events, persisted_at) JOIN $schema.streams s ON s.id = given.id
     WHERE s.last_seq = given.before AND s.transaction = given.transaction::xid8
         AND s.transaction < pg_current_xact_id() AND s.last_persisted_at <= given.persisted_at
         AND {_is_time_right.format(time="given.persisted_at")}
         AND NOT EXISTS (SELECT 1 FROM $schema.tombstones t WHERE t.stream = s.stream)
-        AND NOT EXISTS (
-            SELECT 1 FROM $schema.events e
-            WHERE e.stream_id = given.id AND e.key = ANY((%(keys)s)[part - given.events + 1:part])
-        )
     FOR NO KEY UPDATE OF s SKIP LOCKED
 ), head AS (
     UPDATE $schema.streams s SET last_seq = guessed.last_seq, events = s.events + guessed.events,
         last_persisted_at = guessed.persisted_at, transaction = pg_current_xact_id()
     FROM guessed WHERE s.id = guessed.id RETURNING s.id, s.stream
 ), written AS ({insert_events.format(head="id")})
-SELECT stream, id, pg_current_xact_id()::text, {local_settings} FROM head
+SELECT stream, id, pg_current_xact_id()::text, {sync_commit} FROM head
 """
 _make_guessed = make_heads(
     condition=f"""{_is_time_right.format(time="made.ended_at")}
         AND NOT EXISTS (SELECT 1 FROM $schema.streams s WHERE s.stream = made.stream)""",
-    columns=local_settings,
+    columns=sync_commit,
 )
 
 
@@ -140,13 +139,18 @@ class Guesses:
 def commit_guessed(connection: Connection, heads: Sequence[Head], *, is_pooled: bool) -> Written:
     """Write the records of those heads that are as they were guessed, and commit, in one round trip.
 
+    Nothing is written if one of the streams holds one of its keys.
+
     Raises:
         NotReplicated: it is committed, but maybe not on the standby.
     """
     asked = statements(heads, _move_guessed, _make_guessed)
     # One statement is a transaction by itself. Its isolation is the session's own, which another application may have
     # chosen behind a pooler.
-    with changes(connection) if is_pooled or len(asked) > 1 else nullcontext():
-        cursors = [connection.execute(*each) for each in asked]
+    try:
+        with changes(connection) if is_pooled or len(asked) > 1 else nullcontext():
+            cursors = [connection.execute(*each) for each in asked]
+    except UniqueViolation:
+        return {}
     connection.check_replicated()
     return read_written(cursors)

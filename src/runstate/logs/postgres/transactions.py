@@ -23,11 +23,13 @@ begin = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 
 # remote_apply is stronger than on, and stays where an operator has asked for it. With either of them, a commit waits
 # for the standbys that are named.
-local_settings = """
-set_config('lock_timeout', '$lock_timeout', true),
+sync_commit = """
 CASE WHEN current_setting('synchronous_commit') IN ('on', 'remote_apply') THEN ''
-    ELSE set_config('synchronous_commit', 'on', true) END,
-current_setting('synchronous_standby_names') <> ''
+    ELSE set_config('synchronous_commit', 'on', true) END
+"""
+"""A column of a query that makes its transaction durable."""
+local_settings = f"""
+set_config('lock_timeout', '$lock_timeout', true), {sync_commit}, current_setting('synchronous_standby_names') <> ''
 """
 """Three columns of a query. It sets them until the transaction ends; the last is whether commits wait for a standby."""
 set_local = f"SELECT {local_settings}"
