@@ -35,6 +35,9 @@ SELECT s.stream, s.id, s.last_seq, s.tenant, s.model, s.transaction::text,
 FROM $schema.streams s LEFT JOIN $schema.tombstones t ON t.stream = s.stream
 WHERE s.stream = ANY(%s) FOR NO KEY UPDATE OF s
 """
+# Those that wait for a head queue up here first. Where several wait for the same row, Postgres gives a transaction its id
+# before it has got the lock; the next one to write may have an earlier id than the last, and would have to begin again.
+_queue_up = "SELECT pg_advisory_xact_lock(1381322323, hashtext('$schema.' || %s))"
 # Whoever holds many heads and waited for one more could wait for ever, and would hold up all of them.
 lock_free_heads = f"{lock_heads} SKIP LOCKED"
 # At least a row for each stream that is there. With the server's clock, read while the heads are locked: one clock for
@@ -190,6 +193,7 @@ def plan(connection: Connection, appends: Sequence[Append], *, wait: bool) -> Pl
         connection.execute(begin)
         if wait:
             connection.execute(set_local)
+            connection.execute(_queue_up, (appends[0].stream,))
         locked = connection.execute(lock_heads if wait else lock_free_heads, (names,))
         known = connection.execute(_known, (names, Numbers(firsts), Numbers(lasts), keys), binary=True)
         if any(draft.chained for append in appends for draft in append.drafts):
