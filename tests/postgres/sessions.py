@@ -5,7 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import psycopg
+import pytest
+
+from runstate.logs.postgres import writer
+from runstate.logs.postgres.appends import Head, Written
+from runstate.logs.postgres.guesses import Guesses
 from runstate.logs.postgres.transactions import Connection
 
 Session = Connection
@@ -31,6 +38,24 @@ def late_commits_held(session: Session) -> Iterator[None]:
         yield
     finally:
         session.execute("SELECT pg_advisory_unlock(hashtext(current_schema()))")
+
+
+def lose_before_commit(
+    patched: pytest.MonkeyPatch, session: psycopg.Connection[Any], trips: int, heads_min: int = 1
+) -> None:
+    """End the session of each append to so many heads, just before it sends what commits it: in this round trip."""
+    name = "commit_guessed" if trips == 1 else "commit"
+    commit = getattr(writer, name)
+
+    def commit_lost(connection: Session, heads: list[Head], **options: bool) -> Written | None:
+        if len(heads) >= heads_min:
+            session.execute("SELECT pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
+        written: Written | None = commit(connection, heads, **options)
+        return written
+
+    patched.setattr(writer, name, commit_lost)
+    if trips == 2:
+        patched.setattr(Guesses, "plan", lambda *_: ([], {}))
 
 
 def somebody_waits_for(session: Session) -> bool:

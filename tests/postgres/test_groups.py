@@ -11,13 +11,13 @@ from itertools import pairwise
 
 import psycopg
 import pytest
-from tests.postgres.sessions import Session, late_commits_held, somebody_waits_for, until
+from tests.postgres.sessions import Session, late_commits_held, lose_before_commit, somebody_waits_for, until
 
 from runstate.conformance.notes import keys, note, notes, seqs, stored
 from runstate.conformance.threads import race_all
 from runstate.errors import AppendOutcomeUnknown, InvalidEvent, SequenceConflict
 from runstate.logs.log import AppendResult
-from runstate.logs.postgres import PostgresLog, appends
+from runstate.logs.postgres import PostgresLog
 from runstate.logs.postgres.appends import Append
 from runstate.logs.postgres.groups import Groups
 from runstate.logs.postgres.log import busy_timeout_default_s
@@ -103,14 +103,10 @@ def test_a_head_that_somebody_holds_keeps_nobody_else_waiting(log: PostgresLog, 
 def test_a_connection_lost_during_a_groups_commit_leaves_the_outcome_of_each_open(
     log: PostgresLog, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def commit(connection: Session, heads: list[appends.Head]) -> set[str] | None:
-        if len(heads) > 1:  # An append that is tried again by itself would succeed.
-            session_too.execute("SELECT pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
-        return appends.commit(connection, heads)
-
     tasks = [partial(log.append, f"s{number}", notes("a")) for number in range(4)]
     with psycopg.connect(session.info.dsn, autocommit=True) as session_too:
-        monkeypatch.setattr("runstate.logs.postgres.writer.commit", commit)
+        # An append that is tried again by itself would succeed.
+        lose_before_commit(monkeypatch, session_too, trips=1, heads_min=2)
         with grouped(log, session, tasks) as answers:
             for answer in answers:
                 with pytest.raises(AppendOutcomeUnknown):

@@ -11,7 +11,8 @@ import pytest
 from psycopg import sql
 from tests.postgres.sessions import Session
 
-from runstate.logs.postgres import PostgresLog, appends, deletion, open_url, writer
+from runstate.logs.log import now
+from runstate.logs.postgres import PostgresLog, appends, deletion, guesses, open_url, writer
 from runstate.logs.postgres import log as logs
 from runstate.logs.postgres.arrays import Blobs, Numbers, Texts
 
@@ -48,9 +49,10 @@ _rows: dict[str, Any] = {
 }
 
 
-def _statements(last_seq: int) -> dict[str, tuple[str, Any]]:
+def _statements(last_seq: int, transaction: str) -> dict[str, tuple[str, Any]]:
     """Every statement that an append, a fetch or the feed sends, with values from the middle of the table."""
     heads = {"ids": Numbers([7, 8]), "of": Numbers([7, 8]), "befores": Numbers([last_seq, 100])}
+    guessed = {"transactions": Texts([transaction] * 2), "ends": Texts([now(-100)] * 2)}
     made = {"streams": _some, "firsts": _some, "starts": _some, "of": _some}
     names = Texts(["s7", "s8"])
     return {
@@ -60,6 +62,8 @@ def _statements(last_seq: int) -> dict[str, tuple[str, Any]]:
         "last body": (appends._last_bodies, (names,)),
         "move heads": (appends._move_heads, heads | _rows),
         "make heads": (appends._make_heads, made | _rows),
+        "move guessed heads": (guesses._move_guessed, heads | _rows | guessed),
+        "make guessed heads": (guesses._make_guessed, made | _rows | guessed),
         "tombstones": (deletion.select_tombstones, (names,)),
         "adopt": (writer._held, ("s7", Numbers([1, 50, 900_000]), Texts(["k1", "new"]))),
         "fetch": (logs._read, ("s7", 10, 20)),
@@ -116,9 +120,11 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _explain_all(session: Session, last_seq: int) -> dict[tuple[str, str], Explained]:
     found = {}
+    row = session.execute("SELECT transaction::text FROM $schema.streams WHERE id = 8").fetchone()
+    transaction = row[0] if row else ""
     for mode in ("force_custom_plan", "force_generic_plan"):
         session.execute("SELECT set_config('plan_cache_mode', %s, false)", (mode,))
-        for name, (query, values) in _statements(last_seq).items():
+        for name, (query, values) in _statements(last_seq, transaction).items():
             found[name, mode] = _explain(session, query, values)
     return found
 

@@ -14,32 +14,43 @@ from functools import partial
 
 import psycopg
 import pytest
-from tests.postgres.sessions import Session
+from tests.postgres.sessions import Session, lose_before_commit
 from tests.postgres_server import PostgresServer
 
 from runstate.conformance.claims.feeds import check_complete
 from runstate.conformance.notes import followed, keys, note, notes, seqs, stored
 from runstate.conformance.threads import race_all
 from runstate.errors import AppendOutcomeUnknown, LogBusy
-from runstate.logs.postgres import PostgresLog, appends, open_url
+from runstate.logs.postgres import PostgresLog, open_url
 from runstate.logs.postgres.transactions import ConnectionLost
 
 soak_s = float(os.environ.get("RUNSTATE_SOAK_S", "30"))
 
 
+@pytest.mark.parametrize("trips", [1, 2])
 def test_a_connection_lost_during_commit_leaves_the_outcome_open(
-    log: PostgresLog, session: Session, monkeypatch: pytest.MonkeyPatch
+    log: PostgresLog, session: Session, monkeypatch: pytest.MonkeyPatch, trips: int
 ) -> None:
-    def commit(connection: Session, heads: list[appends.Head]) -> set[str] | None:
-        session.execute("SELECT pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
-        return appends.commit(connection, heads)
-
     log.append("s", notes("a"))
     with monkeypatch.context() as patched:
-        patched.setattr("runstate.logs.postgres.writer.commit", commit)
+        lose_before_commit(patched, session, trips)
         with pytest.raises(AppendOutcomeUnknown):
             log.append("s", notes("b"))
     assert log.append("s", notes("b"))[0].persisted
+
+
+def test_a_connection_that_was_lost_since_its_last_use_goes_unnoticed(log: PostgresLog, session: Session) -> None:
+    log.append("s", notes("a"))
+    for number in range(3):
+        _end_other_sessions(session)
+        assert log.append("s", notes(f"{number}"))[0].seq == number + 2
+
+
+def _end_other_sessions(session: Session) -> None:
+    schema = session.execute("SELECT current_schema()").fetchone()
+    session.execute(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE query LIKE %s", (f"%{schema}%",)
+    )
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_a_new_head_that_waits_for_the_deletion_of_the_old_one_sees_the_tombston
     log.delete_stream("s")
     with ThreadPoolExecutor(1) as pool:
 
-        def commit(connection: Session, heads: list[appends.Head], *_: object) -> set[str] | None:
+        def commit(connection: Session, heads: list[appends.Head], *_: object) -> appends.Written | None:
             """Between the look-up, which has found no stream, and the commit, the stream is begun and deleted."""
             monkeypatch.undo()
             opened().append("s", notes("a", "b"))

@@ -302,9 +302,9 @@ class EventLog(Protocol):
     def __exit__(self, *exc: object) -> None: ...
 
 
-def now() -> str:
-    """The time, as `persisted_at` writes it: RFC 3339 in UTC, milliseconds."""
-    second, millisecond = divmod(time_ns() // 1_000_000, 1000)
+def now(ahead_ms: int = 0) -> str:
+    """The time as `persisted_at` writes it (RFC 3339 in UTC, milliseconds), by a clock that is so far ahead of ours."""
+    second, millisecond = divmod(time_ns() // 1_000_000 + ahead_ms, 1000)
     return f"{_until_second(second)}.{millisecond:03d}Z"
 
 

@@ -1,5 +1,7 @@
 """How appends become rows, in two round trips: lock the heads and look, then write all and commit.
 
+An append comes here if it could not be written in one round trip (see `guesses`).
+
 A head row's lock is the append authority: whoever holds it gives out the next `seq`, and knows every key of the
 stream. The feed relies on the ids of a stream's transactions having the order of its seqs. A transaction gets its id
 with the first head that it locks, and could find a later id in the next one: the statement that writes leaves such a
@@ -10,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
+from psycopg import Cursor
 from psycopg.errors import RestrictViolation
 from psycopg.rows import TupleRow
 
@@ -20,17 +23,21 @@ from runstate.logs.log import AppendResult, Record
 from runstate.logs.planning import StreamPlan
 from runstate.logs.postgres.arrays import Blobs, Numbers, Texts
 from runstate.logs.postgres.deletion import put_back_tombstone
-from runstate.logs.postgres.transactions import Connection, begin, local_settings, set_local
+from runstate.logs.postgres.transactions import Connection, begin, local_settings, server_time, set_local
 from runstate.logs.stored_rows import checksum, read_records, record_columns
 from runstate.logs.tombstones import Tombstone
 from runstate.models.model import Draft
 
 # Not FOR UPDATE: that would also wait for those who only need the stream to exist, as a snapshot does.
 lock_heads = """
-SELECT s.stream, s.id, s.last_seq, s.tenant, s.model, t.stream, t.last_seq, t.digest, t.archive, t.deleted_at
+SELECT s.stream, s.id, s.last_seq, s.tenant, s.model, s.transaction::text,
+    t.stream, t.last_seq, t.digest, t.archive, t.deleted_at
 FROM $schema.streams s LEFT JOIN $schema.tombstones t ON t.stream = s.stream
 WHERE s.stream = ANY(%s) FOR NO KEY UPDATE OF s
 """
+# Those that wait for a head queue up here first. Where several wait for the same row, Postgres gives a transaction its id
+# before it has got the lock; the next one to write may have an earlier id than the last, and would have to begin again.
+_queue_up = "SELECT pg_advisory_xact_lock(1381322323, hashtext('$schema.' || %s))"
 # Whoever holds many heads and waited for one more could wait for ever, and would hold up all of them.
 lock_free_heads = f"{lock_heads} SKIP LOCKED"
 # At least a row for each stream that is there. With the server's clock, read while the heads are locked: one clock for
@@ -38,7 +45,7 @@ lock_free_heads = f"{lock_heads} SKIP LOCKED"
 # planner from going through all events of a stream instead. The settings come along, as a statement of their own costs.
 _known = f"""
 SELECT clock.now, clock.has_standby, known.* FROM (
-    SELECT to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'), {local_settings}
+    SELECT {server_time}, {local_settings}
 ) AS clock (now, lock_timeout, synchronous_commit, has_standby) LEFT JOIN (
     SELECT asked.stream, e.* FROM unnest(%s, %s, %s) AS asked (stream, first, last)
     JOIN $schema.streams s ON s.stream = asked.stream LEFT JOIN LATERAL (
@@ -51,7 +58,7 @@ _last_bodies = """
 SELECT s.stream, e.body FROM $schema.streams s JOIN $schema.events e ON e.stream_id = s.id AND e.seq = s.last_seq
 WHERE s.stream = ANY(%s)
 """
-_insert_events = """
+insert_events = """
 INSERT INTO $schema.events (stream_id, seq, event_id, type, key, tenant, emitted_at, persisted_at, crc, body)
 SELECT head.id, fresh.seq, event_id, type, key, tenant, emitted_at, persisted_at, crc, body
 FROM head JOIN unnest(
@@ -68,24 +75,34 @@ WITH head AS (
         AS moved (id, before, last_seq, events, persisted_at)
     WHERE streams.id = moved.id AND streams.last_seq = moved.before AND transaction < pg_current_xact_id()
     RETURNING streams.id, stream
-), written AS ({_insert_events.format(head="id")})
-SELECT stream FROM head
+), written AS ({insert_events.format(head="id")})
+SELECT stream, id, pg_current_xact_id()::text FROM head
 """
-# By name, so that two who make the same streams at once wait for each other in one order.
-_make_heads = f"""
+
+
+def make_heads(*, condition: str = "true", columns: str = "NULL") -> str:
+    """A statement that makes heads and inserts their events, for streams that meet the condition."""
+    # By name, so that two who make the same streams at once wait for each other in one order.
+    return f"""
 WITH head AS (
     INSERT INTO $schema.streams (stream, tenant, last_seq, events, first_persisted_at, last_persisted_at, model)
     SELECT * FROM unnest(
         %(streams)s, %(firsts)s, %(lasts)s, %(counts)s, %(starts)s,
         %(ends)s, %(models)s
-    ) AS made (stream) WHERE NOT EXISTS (SELECT 1 FROM $schema.tombstones t WHERE t.stream = made.stream)
+    ) AS made (stream, tenant, last_seq, events, began_at, ended_at, model)
+    WHERE NOT EXISTS (SELECT 1 FROM $schema.tombstones t WHERE t.stream = made.stream) AND {condition}
     ORDER BY made.stream
     ON CONFLICT (stream) DO NOTHING RETURNING id, stream
-), written AS ({_insert_events.format(head="stream")})
-SELECT stream FROM head
+), written AS ({insert_events.format(head="stream")})
+SELECT stream, id, pg_current_xact_id()::text, {columns} FROM head
 """
 
+
+_make_heads = make_heads()
+
 Answer = list[AppendResult] | RunstateError
+Written = dict[str, tuple[int, str]]
+"""The number of each stream that was written, and the transaction that did it."""
 
 
 class Append:
@@ -111,9 +128,12 @@ class Append:
 
 
 class Head(StreamPlan):
-    """A stream while its head is locked, and what is to be written to it; `id` is None where there is none to lock."""
+    """A stream while its head is locked, or as it is guessed to be, and what is to be written to it.
 
-    __slots__ = ("before_seq", "id", "rows")
+    `id` is None where there is no head; `transaction` is the last one that changed it.
+    """
+
+    __slots__ = ("before_seq", "id", "rows", "transaction")
 
     def __init__(
         self,
@@ -122,12 +142,13 @@ class Head(StreamPlan):
         last_seq: int = 0,
         tenant: str = "",
         model: str = "",
+        transaction: str = "",
         tombstone: Tombstone | None = None,
     ) -> None:
         self.rows: dict[str, list[Any]] = {}
         """Of the keys that were asked for, those that are known."""
         super().__init__(stream, last_seq, tenant, model, find=self._find, tombstone=tombstone)
-        self.id, self.before_seq = stream_id, last_seq
+        self.id, self.before_seq, self.transaction = stream_id, last_seq, transaction
 
     def _find(self, key: str) -> Record | None:
         """
@@ -139,19 +160,26 @@ class Head(StreamPlan):
 
 def read_head(row: TupleRow) -> Head:
     """A head out of a row of `lock_heads`."""
-    stream, stream_id, last_seq, tenant, model, *deleted = row
-    return Head(stream, stream_id, last_seq, tenant, model, Tombstone(*deleted) if deleted[0] else None)
+    stream, stream_id, last_seq, tenant, model, transaction, *deleted = row
+    tombstone = Tombstone(*deleted) if deleted[0] else None
+    return Head(stream, stream_id, last_seq, tenant, model, transaction, tombstone)
 
 
-def plan(
-    connection: Connection, appends: Sequence[Append], *, wait: bool
-) -> tuple[list[Head], dict[Append, Answer], bool]:
+class Plan(NamedTuple):
+    """What a locking look at the heads has found out."""
+
+    heads: list[Head]
+    answers: dict[Append, Answer]
+    """What each caller is to be told; an append to a head that somebody else holds is not among them."""
+    persisted_at: str
+    has_standby: bool
+    """Whether commits wait for a standby."""
+
+
+def plan(connection: Connection, appends: Sequence[Append], *, wait: bool) -> Plan:
     """Begin a transaction, lock the heads and decide what is to be written, and what each caller is told of it.
 
-    The last value is whether commits wait for a standby.
-
-    One round trip. With `wait`, for the head of the one stream; else a head that somebody else holds is left out, and
-    its appends get no answer.
+    One round trip. With `wait`, for the head of the one stream; else a head that somebody else holds is left out.
     """
     asked: dict[str, list[str]] = {}
     for append in appends:
@@ -165,6 +193,7 @@ def plan(
         connection.execute(begin)
         if wait:
             connection.execute(set_local)
+            connection.execute(_queue_up, (appends[0].stream,))
         locked = connection.execute(lock_heads if wait else lock_free_heads, (names,))
         known = connection.execute(_known, (names, Numbers(firsts), Numbers(lasts), keys), binary=True)
         if any(draft.chained for append in appends for draft in append.drafts):
@@ -192,10 +221,10 @@ def plan(
             answers[append] = head.add(append.drafts, append.expected_seq, persisted_at)
         except RunstateError as error:
             answers[append] = error
-    return list(heads.values()), answers, has_standby
+    return Plan(list(heads.values()), answers, persisted_at, has_standby)
 
 
-def commit(connection: Connection, heads: Iterable[Head], tombstone: Tombstone | None = None) -> set[str] | None:
+def commit(connection: Connection, heads: Iterable[Head], tombstone: Tombstone | None = None) -> Written | None:
     """Move or make the heads, write their records and commit, in one round trip. The streams that were written.
 
     Without records, it only commits. That waits for the standbys if there are any: the lock of a head is a write.
@@ -208,17 +237,9 @@ def commit(connection: Connection, heads: Iterable[Head], tombstone: Tombstone |
     Raises:
         NotReplicated: it is committed, but maybe not on the standby.
     """
-    moved = [head for head in heads if head.id is not None and head.new]
-    made = [head for head in heads if head.id is None and head.new]
     try:
         with connection.pipeline():
-            written = []
-            if moved:
-                ids = Numbers([head.id or 0 for head in moved for _ in head.new])
-                written.append(connection.execute(_move_heads, _values(moved) | {"of": ids}))
-            if made:
-                names = Texts([head.stream for head in made for _ in head.new])
-                written.append(connection.execute(_make_heads, _values(made) | {"of": names}))
+            written = [connection.execute(*each) for each in statements(heads, _move_heads, _make_heads)]
             if tombstone is not None:
                 put_back_tombstone(connection, tombstone)
             # Sent along without waiting: if a statement before it fails, the server skips this one.
@@ -227,7 +248,23 @@ def commit(connection: Connection, heads: Iterable[Head], tombstone: Tombstone |
         connection.rollback()
         return None
     connection.check_replicated()
-    return {stream for cursor in written for (stream,) in cursor}
+    return read_written(written)
+
+
+def read_written(cursors: Iterable[Cursor[TupleRow]]) -> Written:
+    return {stream: (stream_id, transaction) for cursor in cursors for stream, stream_id, transaction, *_ in cursor}
+
+
+def statements(heads: Iterable[Head], move: str, make: str) -> list[tuple[str, dict[str, object]]]:
+    """The statements that write what is new, with their values: to heads that are there, and with new heads."""
+    moved = [head for head in heads if head.id is not None and head.new]
+    made = [head for head in heads if head.id is None and head.new]
+    asked: list[tuple[str, dict[str, object]]] = []
+    if moved:
+        asked.append((move, _values(moved) | {"of": Numbers([head.id or 0 for head in moved for _ in head.new])}))
+    if made:
+        asked.append((make, _values(made) | {"of": Texts([head.stream for head in made for _ in head.new])}))
+    return asked
 
 
 def _values(heads: Sequence[Head]) -> dict[str, object]:
@@ -238,6 +275,7 @@ def _values(heads: Sequence[Head]) -> dict[str, object]:
         "streams": Texts([head.stream for head in heads]),
         "firsts": Texts([first.tenant for first in firsts]),
         "befores": Numbers([head.before_seq for head in heads]),
+        "transactions": Texts([head.transaction for head in heads]),
         "lasts": Numbers([head.last_seq for head in heads]),
         "counts": Numbers([len(head.new) for head in heads]),
         "starts": Texts([first.persisted_at for first in firsts]),

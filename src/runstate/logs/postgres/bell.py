@@ -21,6 +21,9 @@ from runstate.logs.postgres.transactions import Connection, ConnectionLost
 
 _pause_s = 0.02
 """Between two rings: at most so many wake-ups reach a follower, however many appends there are."""
+_pause_max_s = 0.1
+_pause_share = 20
+"""On a busy server a ring takes longer, and the pause is so many times as long: appends come first."""
 _ring_max_s = 1.0
 _held_back_pause_s = 0.2
 _poll_pause_s = 0.1
@@ -110,8 +113,10 @@ class Bell:
         while not self._is_closed.is_set():
             self._is_due.wait()
             self._is_due.clear()
+            began = time.monotonic()
             self._tell()
-            self._is_closed.wait(_pause_s)
+            busy_s = (time.monotonic() - began) * _pause_share
+            self._is_closed.wait(max(_pause_s, min(busy_s, _pause_max_s)))
         self._tell()
 
     def _tell(self) -> None:

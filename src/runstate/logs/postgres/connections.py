@@ -39,7 +39,8 @@ _settings = """
 SELECT set_config('lock_timeout', '$lock_timeout', false),
        set_config('enable_seqscan', 'off', false), set_config('enable_hashjoin', 'off', false),
        set_config('enable_mergejoin', 'off', false), set_config('jit', 'off', false),
-       set_config('plan_cache_mode', 'force_generic_plan', false)
+       set_config('plan_cache_mode', 'force_generic_plan', false),
+       set_config('default_transaction_isolation', 'read committed', false)
 WHERE pg_backend_pid() = %s
 """
 _busy = (

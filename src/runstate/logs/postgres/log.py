@@ -139,6 +139,7 @@ class PostgresLog(Handle):
         def first(connection: Connection) -> int:
             version = prepare(connection, schema, create=create, partitions=partitions)
             let_settle(connection)
+            self._writer.guesses.ask_time(connection)
             return version
 
         self._version = self._connections.first(first)

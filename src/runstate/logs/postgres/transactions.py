@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from select import POLLIN, poll
 from typing import Any
 
 import psycopg
@@ -22,14 +23,19 @@ begin = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 
 # remote_apply is stronger than on, and stays where an operator has asked for it. With either of them, a commit waits
 # for the standbys that are named.
-local_settings = """
-set_config('lock_timeout', '$lock_timeout', true),
+sync_commit = """
 CASE WHEN current_setting('synchronous_commit') IN ('on', 'remote_apply') THEN ''
-    ELSE set_config('synchronous_commit', 'on', true) END,
-current_setting('synchronous_standby_names') <> ''
+    ELSE set_config('synchronous_commit', 'on', true) END
+"""
+"""A column of a query that makes its transaction durable."""
+local_settings = f"""
+set_config('lock_timeout', '$lock_timeout', true), {sync_commit}, current_setting('synchronous_standby_names') <> ''
 """
 """Three columns of a query. It sets them until the transaction ends; the last is whether commits wait for a standby."""
 set_local = f"SELECT {local_settings}"
+
+server_time = """to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')"""
+"""The server's clock, as `persisted_at` writes it."""
 
 # A transaction that writes nothing waits for no standby.
 write_for_standby = """
@@ -70,6 +76,17 @@ class Connection(psycopg.Connection[Row]):
         rendered = query.replace("$schema", schema).replace("$lock_timeout", str(self._lock_timeout_ms))
         self._rendered[query] = rendered
         return rendered
+
+    def check_silent(self) -> None:
+        """To be called before something is sent that could not be sent again.
+
+        Raises:
+            ConnectionLost: the server has said something since the last use, perhaps that it shuts down.
+        """
+        sockets = poll()
+        sockets.register(self.pgconn.socket, POLLIN)
+        if sockets.poll(0):
+            raise ConnectionLost("The server has closed the connection, or said something else without being asked")
 
     def check_replicated(self) -> None:
         """

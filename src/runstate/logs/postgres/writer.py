@@ -1,23 +1,26 @@
 """Writes appends: with those of other threads in one transaction, or alone where that cannot be.
 
-A group never waits for a head that somebody else holds, and one that fails has written nothing. Either way its appends
-are tried again one by one, each by its own thread on its own connection: no append fails for what its neighbour did.
+Each is tried in one round trip first. A group never waits for a head that somebody else holds, and one that fails has
+written nothing. Appends to a head that is held wait for it together, on a connection of their own. What is still open
+then is tried one by one, each by its own thread: no append fails for what its neighbour did.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from runstate.errors import AppendOutcomeUnknown, LogBusy, LogFailed, RunstateError, StreamDeleted
 from runstate.logs.adoption import key_taken, new_records
 from runstate.logs.log import Record
-from runstate.logs.postgres.appends import Append, Head, commit, lock_heads, plan, read_head
+from runstate.logs.postgres.appends import Answer, Append, Head, Written, commit, lock_heads, plan, read_head
 from runstate.logs.postgres.arrays import Numbers, Texts
 from runstate.logs.postgres.connections import Connections
 from runstate.logs.postgres.deletion import drop_tombstone, find_tombstones, select_tombstones
 from runstate.logs.postgres.groups import Groups
+from runstate.logs.postgres.guesses import Guesses, commit_guessed
 from runstate.logs.postgres.transactions import Connection, ConnectionLost, begin, set_local
 from runstate.logs.stream_models import model_after
 from runstate.logs.tombstones import Tombstone, check_not_deleted
@@ -27,6 +30,9 @@ shared_drafts_max = 32
 
 appends_max = 500
 """Appends of one caller that share a transaction. Others wait for the heads that it has locked."""
+
+_refusals = (RunstateError, ValueError, TypeError)
+"""Of a group. It was rolled back, and the append that is to blame will meet it again when it is tried alone."""
 
 _held = """
 SELECT e.seq, e.event_id, e.type, e.key, e.tenant, e.emitted_at, e.persisted_at, e.body FROM $schema.events e
@@ -41,7 +47,11 @@ class Writer:
     def __init__(self, connections: Connections, busy_timeout_s: float, committed: Callable[[], None]) -> None:
         """`committed` is called after each transaction that has written something, before its callers are told."""
         self._connections, self._busy_timeout_s, self._committed = connections, busy_timeout_s, committed
+        self.guesses = Guesses()
         self._groups = Groups(self._write_group)
+        self._gate = threading.Lock()
+        self._held: dict[str, tuple[Groups, int]] = {}
+        """For streams whose head was held by somebody else: the appends that wait for it, and how many they are."""
 
     def append(self, append: Append) -> None:
         """Answer an append, once what it writes is durable.
@@ -50,8 +60,13 @@ class Writer:
             ModelMismatch, StreamDeleted, SequenceConflict, LogBusy, LogFull, LogClosed: nothing was written.
             AppendOutcomeUnknown: it may have been.
         """
-        if len(append.drafts) <= shared_drafts_max:
-            self._groups.run(append)
+        if len(append.drafts) > shared_drafts_max:
+            self._try_guessed([append])
+        else:
+            if append.stream not in self._held:
+                self._groups.run(append)
+            if append.is_open:
+                self._wait_with_others(append)
         self._until_done(append.stream, lambda: not append.is_open, lambda: self._write([append], wait=True))
         if append.error is not None:
             raise append.error
@@ -82,58 +97,103 @@ class Writer:
             except UnicodeEncodeError as error:
                 raise LogFailed(f"It cannot be written: {error!r}") from error
 
+    def _wait_with_others(self, append: Append) -> None:
+        """Write an append, with all others to the same stream, as soon as its head is free."""
+        with self._gate:
+            groups, number = self._held.get(append.stream) or (Groups(self._write_held), 0)
+            self._held[append.stream] = groups, number + 1
+        try:
+            groups.run(append)
+        finally:
+            with self._gate:
+                _, number = self._held.pop(append.stream)
+                if number > 1:
+                    self._held[append.stream] = groups, number - 1
+
     def _write_group(self, appends: list[Append]) -> None:
-        # Whatever it is, it was rolled back, and whoever is to blame will meet it again when tried alone.
-        with suppress(RunstateError, ValueError, TypeError):
-            self._write(appends, wait=False)
+        left = self._try_guessed(appends)
+        # One stream alone is not looked at here: whoever has appended to it since may hold its head.
+        if len({append.stream for append in left}) > 1:
+            with suppress(*_refusals):
+                self._write(left, wait=False)
+
+    def _write_held(self, appends: list[Append]) -> None:
+        if left := self._try_guessed(appends):
+            with suppress(*_refusals):
+                try:
+                    self._write(left, wait=True)
+                except LogBusy as busy:
+                    for append in left:
+                        append.settle(LogBusy(str(busy)))
+
+    def _try_guessed(self, appends: list[Append]) -> list[Append]:
+        """Write appends in one round trip. Those that are still open."""
+        with suppress(*_refusals):
+            self._write_guessed(appends)
+        return [append for append in appends if append.is_open]
+
+    def _write_guessed(self, appends: list[Append]) -> None:
+        heads, answers = self.guesses.plan(appends)
+        if not heads:
+            return
+        sent: list[Append] = []
+        with self._sending(sent) as connection:
+            connection.check_silent()
+            sent += answers
+            written = commit_guessed(connection, heads, is_pooled=self._connections.is_pooled)
+            self.guesses.learn(heads, written)
+            if written:
+                self._committed()
+            for append, answer in answers.items():
+                if append.stream in written:
+                    append.settle(answer)
 
     def _write(self, appends: list[Append], *, wait: bool) -> None:
         """Answer the appends; those stay open that have to be tried again."""
         sent: list[Append] = []
+        with self._sending(sent) as connection:
+            heads, answers, persisted_at, has_standby = plan(connection, appends, wait=wait)
+            self.guesses.learn_time(persisted_at)
+            unwritten = {head.stream for head in heads if head.new}
+            written: Written = {}
+            # What is known may have been committed here alone. A retry is not answered until the standby has it.
+            is_repeated = has_standby and any(isinstance(answer, list) for answer in answers.values())
+            if unwritten or is_repeated:
+                sent += answers
+                committed = commit(connection, heads)
+                if committed is None:
+                    return
+                written = committed
+                unwritten -= written.keys()
+                self._committed()
+            self.guesses.learn(heads, written)
+            # Streams that are not there, and that were not begun now: they may have been deleted.
+            missing = {head.stream for head in heads if head.id is None and (head.stream in unwritten or not head.new)}
+            undecided = unwritten | missing
+            for append, answer in answers.items():
+                if append.stream not in undecided:
+                    append.settle(answer)
+            # A connection that is lost from here on takes no answer away.
+            sent.clear()
+            if missing:
+                tombstones = find_tombstones(connection, missing)
+                _settle_missing({a: answers[a] for a in answers if a.stream in missing}, unwritten, tombstones)
+
+    @contextmanager
+    def _sending(self, sent: list[Append]) -> Iterator[Connection]:
+        """A connection. If it is lost, the outcome of what was sent on it is unknown, and the block ends there."""
         try:
             with self._connections.one() as connection:
-                heads, answers, has_standby = plan(connection, appends, wait=wait)
-                unwritten = {head.stream for head in heads if head.new}
-                # What is known may have been committed here alone. A retry is not answered until the standby has it.
-                is_repeated = has_standby and any(isinstance(answer, list) for answer in answers.values())
-                if unwritten or is_repeated:
-                    sent = list(answers)
-                    written = commit(connection, heads)
-                    if written is None:
-                        return
-                    unwritten -= written
-                    self._committed()
-                # Streams that are not there, and that were not begun now: they may have been deleted.
-                missing = {
-                    head.stream for head in heads if head.id is None and (head.stream in unwritten or not head.new)
-                }
-                undecided = unwritten | missing
-                for append, answer in answers.items():
-                    if append.stream not in undecided:
-                        append.settle(answer)
-                # A connection that is lost from here on takes no answer away.
-                sent = []
-                tombstones = find_tombstones(connection, missing) if missing else {}
+                yield connection
         except ConnectionLost as lost:
             _leave_unknown(sent, f"The commit may or may not have been done ({lost})")
             if not sent:
                 # Nothing was sent that could have written: the server was restarted since the last use.
                 self._connections.drop_broken()
-            return
         except BaseException as interrupt:
             if not isinstance(interrupt, Exception):
                 _leave_unknown(sent, "The commit was interrupted")
             raise
-        for append, answer in answers.items():
-            if append.stream not in missing:
-                continue
-            try:
-                check_not_deleted(tombstones.get(append.stream), 0, append.drafts)
-            except StreamDeleted as error:
-                append.settle(error)
-            else:
-                if append.stream not in unwritten:
-                    append.settle(answer)
 
     def _adopt(self, stream: str, records: Sequence[Record], model: str) -> list[int]:
         """How many were new; nothing if it has to be tried again."""
@@ -159,6 +219,18 @@ class Writer:
                 ) from lost
             self._connections.drop_broken()
             return []
+
+
+def _settle_missing(answers: dict[Append, Answer], unwritten: set[str], tombstones: dict[str, Tombstone]) -> None:
+    """Answer appends to streams that are not there: a deleted one refuses them."""
+    for append, answer in answers.items():
+        try:
+            check_not_deleted(tombstones.get(append.stream), 0, append.drafts)
+        except StreamDeleted as error:
+            append.settle(error)
+        else:
+            if append.stream not in unwritten:
+                append.settle(answer)
 
 
 def _leave_unknown(appends: list[Append], why: str) -> None:
