@@ -162,8 +162,7 @@ class Snapshots(Generic[S]):
             if not end.last_seq:
                 kept = self._remember(stream, _Kept(self._model.initial(stream), 0, first.persisted_at))
             elif kept is not None:
-                line_digest = "" if end.last_line is None else digest(end.last_line)
-                if (kept.born, kept.seq, kept.line_digest) != (end.first_persisted_at, end.last_seq, line_digest):
+                if (kept.born, kept.seq, kept.line_digest) != end:
                     # Of a transaction that was rolled back, or another process has appended.
                     del self._kept[stream]
                     return None

@@ -16,7 +16,8 @@ from runstate.conformance.claims.adoptions import LinkedNote
 from runstate.conformance.claims.tombstones import tombstone_of
 from runstate.conformance.notes import keys, notes, stored
 from runstate.errors import StreamDeleted
-from runstate.logs.postgres import PostgresLog, open_url, writer
+from runstate.logs.postgres import PostgresLog, guesses, open_url, writer
+from runstate.logs.postgres import appends as appends_module
 from runstate.logs.postgres.appends import Append, Head, Plan, Written
 from runstate.models.canonical import digest
 
@@ -27,7 +28,7 @@ Looks = list[list[Append]]
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
     """The appends that were not written in one round trip: they had to lock a head and look."""
-    plan = writer.plan
+    plan = appends_module.plan
     looked: Looks = []
 
     def noted(connection: Session, appends: list[Append], *, wait: bool) -> Plan:
@@ -69,7 +70,7 @@ def test_streams_that_turn_out_to_be_old_are_looked_at_without_a_guess(
     for number in range(3):
         log.append(f"s{number}", notes("a"))
     other = opened()
-    commit = writer.commit_guessed
+    commit = guesses.commit_guessed
     guessed: list[Head] = []
 
     def noted(connection: Session, heads: list[Head], *, is_pooled: bool) -> Written:

@@ -59,7 +59,7 @@ def _statements(last_seq: int, transaction: str) -> dict[str, tuple[str, Any]]:
         "lock": (appends.lock_heads, (names,)),
         "lock free": (appends.lock_free_heads, (names,)),
         "known": (appends._known, (names, Numbers([1, 3]), Numbers([2, 4]), Texts(["k1", "new", "k100", "other"]))),
-        "last body": (appends._last_bodies, (names,)),
+        "last body": (appends._ends, (names,)),
         "move heads": (appends._move_heads, heads | _rows),
         "make heads": (appends._make_heads, made | _rows),
         "move guessed heads": (guesses._move_guessed, heads | _rows | guessed),

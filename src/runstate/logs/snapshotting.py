@@ -12,19 +12,20 @@ from runstate.models.model import Draft
 
 
 class StreamEnd(NamedTuple):
-    """Where a stream ended before an append. A state is of this stream only if it is of an event with this line."""
+    """Where a stream ended before an append. A state is of this stream only if its last event has this line."""
 
-    first_persisted_at: str
+    first_persisted_at: str = ""
     """Empty for a stream that is not there yet."""
-    last_seq: int
-    last_line: bytes | None
+    last_seq: int = 0
+    last_digest: str = ""
+    """The SHA-256 of the last line."""
 
 
 MakeSnapshot = Callable[[StreamEnd, Sequence[Record]], StoredSnapshot | None]
 """Makes the snapshot that includes new records of one stream, in order; None if none is to be saved.
 
-It is called inside the transaction, before the commit: perhaps in another caller's thread, perhaps for another caller's
-records too, and again if the transaction has to be repeated. It never raises, never waits, and never uses the log.
+It is called before the commit: perhaps in another caller's thread, perhaps for another caller's records too, and again
+if the transaction has to be repeated; the last call counts. It never raises, never waits, and never uses the log.
 """
 
 
@@ -36,7 +37,7 @@ class SnapshottingLog(Protocol):
         self, batches: Sequence[Batch], make: MakeSnapshot, *, expected_seq: int | None = None
     ) -> list[Answer]:
         """Append each batch to its stream as `append` would, and save what `make` returns in the same commit. Where
-        nothing is new, `make` is not called. `expected_seq` is for a single batch."""
+        nothing is new, nothing is saved. `expected_seq` is for a single batch."""
         ...
 
 

@@ -19,13 +19,15 @@ from psycopg.errors import RestrictViolation
 from psycopg.rows import TupleRow
 
 from runstate.errors import RunstateError
-from runstate.logs.log import AppendResult, Record
+from runstate.logs.log import AppendResult, Record, StoredSnapshot
 from runstate.logs.planning import StreamPlan
 from runstate.logs.postgres.arrays import Blobs, Numbers, Texts
 from runstate.logs.postgres.deletion import put_back_tombstone
 from runstate.logs.postgres.transactions import Connection, begin, local_settings, server_time, set_local
+from runstate.logs.snapshotting import MakeSnapshot, StreamEnd
 from runstate.logs.stored_rows import checksum, read_records, record_columns
 from runstate.logs.tombstones import Tombstone
+from runstate.models.canonical import digest
 from runstate.models.model import Draft
 
 # Not FOR UPDATE: that would also wait for those who only need the stream to exist, as a snapshot does.
@@ -35,8 +37,9 @@ SELECT s.stream, s.id, s.last_seq, s.tenant, s.model, s.transaction::text,
 FROM $schema.streams s LEFT JOIN $schema.tombstones t ON t.stream = s.stream
 WHERE s.stream = ANY(%s) FOR NO KEY UPDATE OF s
 """
-# Those that wait for a head queue up here first. Where several wait for the same row, Postgres gives a transaction its id
-# before it has got the lock; the next one to write may have an earlier id than the last, and would have to begin again.
+# Those that wait for a head queue up here first. Where several wait for the same row, Postgres gives a transaction its
+# id before it has got the lock; the next one to write may have an earlier id than the last, and would have to begin
+# again.
 _queue_up = "SELECT pg_advisory_xact_lock(1381322323, hashtext('$schema.' || %s))"
 # Whoever holds many heads and waited for one more could wait for ever, and would hold up all of them.
 lock_free_heads = f"{lock_heads} SKIP LOCKED"
@@ -54,8 +57,9 @@ SELECT clock.now, clock.has_standby, known.* FROM (
     ) AS e ON true
 ) AS known ON true
 """
-_last_bodies = """
-SELECT s.stream, e.body FROM $schema.streams s JOIN $schema.events e ON e.stream_id = s.id AND e.seq = s.last_seq
+_ends = """
+SELECT s.stream, e.body, s.first_persisted_at
+FROM $schema.streams s JOIN $schema.events e ON e.stream_id = s.id AND e.seq = s.last_seq
 WHERE s.stream = ANY(%s)
 """
 insert_events = """
@@ -67,6 +71,16 @@ FROM head JOIN unnest(
 ) AS fresh (head, seq, event_id, type, key, tenant, emitted_at, persisted_at, crc, body) ON fresh.head = head.{head}
 ORDER BY fresh.head, fresh.seq
 """
+# In the transaction of the newest event no other snapshot can be newer.
+keep_snapshots = """, kept AS (
+    INSERT INTO $schema.snapshots (stream_id, model, version, seq, digest, body)
+    SELECT head.id, snapshot.model, snapshot.version, snapshot.seq, snapshot.digest, snapshot.body
+    FROM head JOIN unnest(
+        %(kept_of)s, %(kept_models)s, %(kept_versions)s, %(kept_seqs)s, %(kept_digests)s, %(kept_bodies)s
+    ) AS snapshot (stream, model, version, seq, digest, body) ON snapshot.stream = head.stream
+    ON CONFLICT (stream_id, model) DO UPDATE
+    SET version = excluded.version, seq = excluded.seq, digest = excluded.digest, body = excluded.body
+)"""
 _move_heads = f"""
 WITH head AS (
     UPDATE $schema.streams SET last_seq = moved.last_seq, events = streams.events + moved.events,
@@ -75,7 +89,7 @@ WITH head AS (
         AS moved (id, before, last_seq, events, persisted_at)
     WHERE streams.id = moved.id AND streams.last_seq = moved.before AND transaction < pg_current_xact_id()
     RETURNING streams.id, stream
-), written AS ({insert_events.format(head="id")})
+), written AS ({insert_events.format(head="id")}) $kept
 SELECT stream, id, pg_current_xact_id()::text FROM head
 """
 
@@ -93,7 +107,7 @@ WITH head AS (
     WHERE NOT EXISTS (SELECT 1 FROM $schema.tombstones t WHERE t.stream = made.stream) AND {condition}
     ORDER BY made.stream
     ON CONFLICT (stream) DO NOTHING RETURNING id, stream
-), written AS ({insert_events.format(head="stream")})
+), written AS ({insert_events.format(head="stream")}) $kept
 SELECT stream, id, pg_current_xact_id()::text, {columns} FROM head
 """
 
@@ -108,10 +122,12 @@ Written = dict[str, tuple[int, str]]
 class Append:
     """What a caller wants to be written, and in the end what it is told."""
 
-    __slots__ = ("drafts", "error", "expected_seq", "model", "results", "stream")
+    __slots__ = ("drafts", "error", "expected_seq", "make", "results", "stream")
 
-    def __init__(self, stream: str, drafts: Sequence[Draft], expected_seq: int | None) -> None:
-        self.stream, self.drafts, self.expected_seq = stream, drafts, expected_seq
+    def __init__(
+        self, stream: str, drafts: Sequence[Draft], expected_seq: int | None, make: MakeSnapshot | None = None
+    ) -> None:
+        self.stream, self.drafts, self.expected_seq, self.make = stream, drafts, expected_seq, make
         self.results: list[AppendResult] | None = None
         self.error: RunstateError | None = None
 
@@ -133,7 +149,7 @@ class Head(StreamPlan):
     `id` is None where there is no head; `transaction` is the last one that changed it.
     """
 
-    __slots__ = ("before_seq", "id", "rows", "transaction")
+    __slots__ = ("before_seq", "end", "id", "make", "rows", "transaction")
 
     def __init__(
         self,
@@ -149,6 +165,21 @@ class Head(StreamPlan):
         """Of the keys that were asked for, those that are known."""
         super().__init__(stream, last_seq, tenant, model, find=self._find, tombstone=tombstone)
         self.id, self.before_seq, self.transaction = stream_id, last_seq, transaction
+        self.make: MakeSnapshot | None = None
+        self.end = StreamEnd() if stream_id is None else None
+        """Where the stream ended before; None where that is not known, and no snapshot can be made."""
+
+    def add_append(self, append: Append, persisted_at: str) -> list[AppendResult]:
+        """`add`, for one append of a group. The last one that keeps snapshots makes one for all of them."""
+        results = self.add(append.drafts, append.expected_seq, persisted_at)
+        self.make = append.make or self.make
+        return results
+
+    def make_snapshot(self) -> StoredSnapshot | None:
+        """The snapshot to be saved with what is new."""
+        if self.make is None or self.end is None or not self.new:
+            return None
+        return self.make(self.end, list(self.new.values()))
 
     def _find(self, key: str) -> Record | None:
         """
@@ -196,8 +227,8 @@ def plan(connection: Connection, appends: Sequence[Append], *, wait: bool) -> Pl
             connection.execute(_queue_up, (appends[0].stream,))
         locked = connection.execute(lock_heads if wait else lock_free_heads, (names,))
         known = connection.execute(_known, (names, Numbers(firsts), Numbers(lasts), keys), binary=True)
-        if any(draft.chained for append in appends for draft in append.drafts):
-            last = connection.execute(_last_bodies, (names,), binary=True)
+        if any(append.make or any(draft.chained for draft in append.drafts) for append in appends):
+            last = connection.execute(_ends, (names,), binary=True)
     heads = {head.stream: head for head in map(read_head, locked)}
     # One that was made after the heads were looked for is not ours to write to: its maker may still be at work.
     busy = set()
@@ -209,16 +240,17 @@ def plan(connection: Connection, appends: Sequence[Append], *, wait: bool) -> Pl
             busy.add(stream)
         elif row[0] is not None:
             heads[stream].rows[row[3]] = row
-    for stream, body in last or ():
+    for stream, body, first_persisted_at in last or ():
         if stream in heads:
             heads[stream].previous = body
+            heads[stream].end = StreamEnd(first_persisted_at, heads[stream].last_seq, digest(body))
     answers: dict[Append, Answer] = {}
     for append in appends:
         if append.stream in busy:
             continue
         head = heads.setdefault(append.stream, Head(append.stream))
         try:
-            answers[append] = head.add(append.drafts, append.expected_seq, persisted_at)
+            answers[append] = head.add_append(append, persisted_at)
         except RunstateError as error:
             answers[append] = error
     return Plan(list(heads.values()), answers, persisted_at, has_standby)
@@ -261,10 +293,27 @@ def statements(heads: Iterable[Head], move: str, make: str) -> list[tuple[str, d
     made = [head for head in heads if head.id is None and head.new]
     asked: list[tuple[str, dict[str, object]]] = []
     if moved:
-        asked.append((move, _values(moved) | {"of": Numbers([head.id or 0 for head in moved for _ in head.new])}))
+        values = _values(moved) | {"of": Numbers([head.id or 0 for head in moved for _ in head.new])}
+        asked.append(_with_snapshots(move, moved, values))
     if made:
-        asked.append((make, _values(made) | {"of": Texts([head.stream for head in made for _ in head.new])}))
+        values = _values(made) | {"of": Texts([head.stream for head in made for _ in head.new])}
+        asked.append(_with_snapshots(make, made, values))
     return asked
+
+
+def _with_snapshots(statement: str, heads: Sequence[Head], values: dict[str, object]) -> tuple[str, dict[str, object]]:
+    """The statement, and what it saves along with the events."""
+    made = [(head.stream, snapshot) for head in heads if (snapshot := head.make_snapshot()) is not None]
+    if not made:
+        return statement.replace("$kept", ""), values
+    return statement.replace("$kept", keep_snapshots), values | {
+        "kept_of": Texts([stream for stream, _ in made]),
+        "kept_models": Texts([snapshot.model for _, snapshot in made]),
+        "kept_versions": Numbers([snapshot.version for _, snapshot in made]),
+        "kept_seqs": Numbers([snapshot.seq for _, snapshot in made]),
+        "kept_digests": Texts([snapshot.digest for _, snapshot in made]),
+        "kept_bodies": Blobs([snapshot.body for _, snapshot in made]),
+    }
 
 
 def _values(heads: Sequence[Head]) -> dict[str, object]:

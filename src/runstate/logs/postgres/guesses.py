@@ -29,6 +29,8 @@ from runstate.logs.postgres.appends import (
     statements,
 )
 from runstate.logs.postgres.transactions import Connection, changes, server_time, sync_commit
+from runstate.logs.snapshotting import StreamEnd
+from runstate.models.canonical import digest
 
 guesses_max = 10_000
 line_bytes_max = 2048
@@ -53,7 +55,7 @@ WITH guessed AS (
     UPDATE $schema.streams s SET last_seq = guessed.last_seq, events = s.events + guessed.events,
         last_persisted_at = guessed.persisted_at, transaction = pg_current_xact_id()
     FROM guessed WHERE s.id = guessed.id RETURNING s.id, s.stream
-), written AS ({insert_events.format(head="id")})
+), written AS ({insert_events.format(head="id")}) $kept
 SELECT stream, id, pg_current_xact_id()::text, {sync_commit} FROM head
 """
 _make_guessed = make_heads(
@@ -70,6 +72,7 @@ class _Guess(NamedTuple):
     model: str
     transaction: str
     last_line: bytes | None
+    end: StreamEnd | None
 
 
 class Guesses:
@@ -96,7 +99,7 @@ class Guesses:
             if head is None or (head.id and head.previous is None and any(d.chained for d in append.drafts)):
                 continue
             try:
-                answers[append] = head.add(append.drafts, append.expected_seq, persisted_at)
+                answers[append] = head.add_append(append, persisted_at)
             except RunstateError:
                 continue  # To be refused by what is there, not by a guess.
         return [head for head in heads.values() if head is not None and head.new], answers
@@ -107,7 +110,7 @@ class Guesses:
             is_new = append.stream not in self._known and self._are_unknown_new and not append.expected_seq
             return Head(append.stream) if is_new else None
         head = Head(append.stream, guess.id, guess.last_seq, guess.tenant, guess.model, guess.transaction)
-        head.previous = guess.last_line
+        head.previous, head.end = guess.last_line, guess.end
         return head
 
     def learn(self, heads: Iterable[Head], written: Written) -> None:
@@ -122,7 +125,7 @@ class Guesses:
                 self._known.clear()
             stream_id, transaction = written.get(head.stream, (head.id or 0, head.transaction))
             line = head.previous if head.previous and len(head.previous) <= line_bytes_max else None
-            guess = _Guess(stream_id, head.last_seq, head.tenant, head.model, transaction, line)
+            guess = _Guess(stream_id, head.last_seq, head.tenant, head.model, transaction, line, _find_end(head))
             self._known[head.stream] = guess if is_written or not head.new else None
 
     def ask_time(self, connection: Connection) -> None:
@@ -134,6 +137,15 @@ class Guesses:
         server_ms = round(datetime.fromisoformat(persisted_at).timestamp() * 1000)
         # Rounded so that what is guessed is never later than the server's clock.
         self._ahead_ms = server_ms + -time.time_ns() // 1_000_000
+
+
+def _find_end(head: Head) -> StreamEnd | None:
+    """Where a stream ends with what is new."""
+    if not head.new or head.end is None:
+        return head.end
+    last = next(reversed(head.new.values()))
+    began_at = head.end.first_persisted_at or next(iter(head.new.values())).persisted_at
+    return StreamEnd(began_at, head.last_seq, digest(last.body))
 
 
 def commit_guessed(connection: Connection, heads: Sequence[Head], *, is_pooled: bool) -> Written:

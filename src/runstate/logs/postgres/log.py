@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from psycopg.types.numeric import Int8
@@ -16,6 +17,7 @@ from runstate.errors import (
     AppendOutcomeUnknown,
     InvalidJson,
     LogFailed,
+    RunstateError,
     StreamNotFound,
 )
 from runstate.logs.adoption import check_records
@@ -50,6 +52,7 @@ from runstate.logs.postgres.snapshots import save_rows, select_snapshot
 from runstate.logs.postgres.transactions import Connection, ConnectionLost, Row, changes
 from runstate.logs.postgres.verify import verify_rest, verify_schema
 from runstate.logs.postgres.writer import Writer
+from runstate.logs.snapshotting import MakeSnapshot
 from runstate.logs.stored_rows import read_feed, read_lines, read_records, record_columns
 from runstate.models.canonical import digest
 from runstate.models.model import Draft, check_stream
@@ -161,6 +164,21 @@ class PostgresLog(Handle):
         check_migrated(self._version)
         appends = [Append(stream, drafts, None) for stream, drafts in batches]
         self._writer.append_many(appends)
+        return [append.error or append.results or [] for append in appends]
+
+    def append_with_snapshots(
+        self, batches: Sequence[Batch], make: MakeSnapshot, *, expected_seq: int | None = None
+    ) -> list[Answer]:
+        for stream, _ in batches:
+            check_stream(stream)
+        self._check_open()
+        check_migrated(self._version)
+        appends = [Append(stream, drafts, expected_seq, make) for stream, drafts in batches]
+        if len(appends) == 1:
+            with suppress(RunstateError):  # It is the answer.
+                self._writer.append(appends[0])
+        else:
+            self._writer.append_many(appends)
         return [append.error or append.results or [] for append in appends]
 
     def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:

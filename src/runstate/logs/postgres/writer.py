@@ -67,7 +67,7 @@ class Writer:
                 self._groups.run(append)
             if append.is_open:
                 self._wait_with_others(append)
-        self._until_done(append.stream, lambda: not append.is_open, lambda: self._write([append], wait=True))
+        self._finish(append)
         if append.error is not None:
             raise append.error
 
@@ -76,16 +76,20 @@ class Writer:
         for start in range(0, len(appends), appends_max):
             self._write_group(list(appends[start : start + appends_max]))
         for append in appends:
-            try:
-                self._until_done(append.stream, lambda: not append.is_open, lambda: self._write([append], wait=True))  # noqa: B023
-            except RunstateError as error:
-                append.settle(error)
+            self._finish(append)
 
     def adopt(self, stream: str, records: Sequence[Record], model: str) -> int:
         """Write what is new of another log's records; how many were."""
         done: list[int] = []
         self._until_done(stream, lambda: bool(done), lambda: done.extend(self._adopt(stream, records, model)))
         return done[0]
+
+    def _finish(self, append: Append) -> None:
+        """Try an append alone until it is answered, be it with an error."""
+        try:
+            self._until_done(append.stream, lambda: not append.is_open, lambda: self._write([append], wait=True))
+        except RunstateError as error:
+            append.settle(error)
 
     def _until_done(self, stream: str, is_done: Callable[[], bool], attempt: Callable[[], None]) -> None:
         deadline = time.monotonic() + self._busy_timeout_s

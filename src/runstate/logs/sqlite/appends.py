@@ -27,6 +27,7 @@ from runstate.logs.sqlite.snapshots import save_with_events
 from runstate.logs.stored_rows import checksum, read_records, record_columns
 from runstate.logs.stream_models import model_after
 from runstate.logs.tombstones import Tombstone, if_counting
+from runstate.models.canonical import digest
 from runstate.models.model import Draft
 
 _move_head = """
@@ -50,7 +51,7 @@ INSERT INTO events (stream_id, seq, event_id, type, key, tenant, emitted_at, per
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _select_end = """
-SELECT first_persisted_at, seq, body FROM streams, events WHERE streams.id = ? AND stream_id = streams.id AND seq = ?
+SELECT first_persisted_at, body FROM streams, events WHERE streams.id = ? AND stream_id = streams.id AND seq = ?
 """
 _select_body = "SELECT body FROM events WHERE stream_id = ? AND seq = ?"
 _select_range = """
@@ -186,9 +187,13 @@ def _save_snapshot(
     """Save the snapshot that includes new records of a stream which ended with `last_seq` before."""
     if make is None or not new:
         return
-    row = connection.execute(_select_end, (stream_id, last_seq)).fetchone() if last_seq else ("", 0, None)
-    # Without that row, the stream is damaged, and a reader finds out how.
-    if row is not None and (snapshot := make(StreamEnd(*row), new)) is not None:
+    end = StreamEnd()
+    if last_seq:
+        row = connection.execute(_select_end, (stream_id, last_seq)).fetchone()
+        if row is None or not isinstance(row[1], bytes):
+            return  # The stream is damaged, and a reader finds out how.
+        end = StreamEnd(row[0], last_seq, digest(row[1]))
+    if (snapshot := make(end, new)) is not None:
         save_with_events(connection, stream_id, snapshot)
 
 
