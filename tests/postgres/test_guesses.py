@@ -12,12 +12,11 @@ import pytest
 from tests.postgres.sessions import Session, somebody_waits_for, until
 from tests.postgres.test_groups import grouped
 
-from runstate.conformance.claims.adoptions import LinkedNote
+from runstate.conformance.claims.adoptions import linked
 from runstate.conformance.claims.tombstones import tombstone_of
-from runstate.conformance.notes import keys, notes, stored
+from runstate.conformance.notes import keys, note, notes, stored
 from runstate.errors import StreamDeleted
-from runstate.logs.postgres import PostgresLog, guesses, open_url, writer
-from runstate.logs.postgres import appends as appends_module
+from runstate.logs.postgres import PostgresLog, appends, guesses, open_url, writer
 from runstate.logs.postgres.appends import Append, Head, Plan, Written
 from runstate.models.canonical import digest
 
@@ -28,20 +27,14 @@ Looks = list[list[Append]]
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
     """The appends that were not written in one round trip: they had to lock a head and look."""
-    plan = appends_module.plan
     looked: Looks = []
 
-    def noted(connection: Session, appends: list[Append], *, wait: bool) -> Plan:
-        looked.append(appends)
-        return plan(connection, appends, wait=wait)
+    def noted(connection: Session, asked: list[Append], *, wait: bool) -> Plan:
+        looked.append(asked)
+        return appends.plan(connection, asked, wait=wait)
 
     monkeypatch.setattr(writer, "plan", noted)
     return looked
-
-
-def linked(key: str) -> LinkedNote:
-    (plain,) = notes(key)
-    return LinkedNote(**{name: getattr(plain, name) for name in plain.__struct_fields__})
 
 
 def test_new_and_known_streams_are_appended_to_without_a_look(log: PostgresLog, looks: Looks) -> None:
@@ -70,12 +63,11 @@ def test_streams_that_turn_out_to_be_old_are_looked_at_without_a_guess(
     for number in range(3):
         log.append(f"s{number}", notes("a"))
     other = opened()
-    commit = guesses.commit_guessed
     guessed: list[Head] = []
 
     def noted(connection: Session, heads: list[Head], *, is_pooled: bool) -> Written:
         guessed.extend(heads)
-        return commit(connection, heads, is_pooled=is_pooled)
+        return guesses.commit_guessed(connection, heads, is_pooled=is_pooled)
 
     monkeypatch.setattr(writer, "commit_guessed", noted)
     assert [other.append(f"s{number}", notes("b"))[0].seq for number in range(3)] == [2, 2, 2]
@@ -104,6 +96,14 @@ def test_a_head_with_another_history_behind_the_same_seq_is_not_the_one_that_was
     assert instead.seq == 2
     log.append("s", [linked("c")])
     before, last = stored(log, "s")[1:]
+    assert digest(before.body).encode() in last.body
+
+
+def test_a_line_that_is_too_long_to_be_remembered_is_looked_up_for_the_next_one(log: PostgresLog, looks: Looks) -> None:
+    log.append("s", [note("long", "x" * guesses.line_bytes_max)])
+    log.append("s", [linked("next")])
+    assert len(looks) == 1
+    before, last = stored(log, "s")
     assert digest(before.body).encode() in last.body
 
 

@@ -37,9 +37,8 @@ SELECT s.stream, s.id, s.last_seq, s.tenant, s.model, s.transaction::text,
 FROM $schema.streams s LEFT JOIN $schema.tombstones t ON t.stream = s.stream
 WHERE s.stream = ANY(%s) FOR NO KEY UPDATE OF s
 """
-# Those that wait for a head queue up here first. Where several wait for the same row, Postgres gives a transaction its
-# id before it has got the lock; the next one to write may have an earlier id than the last, and would have to begin
-# again.
+# Those that wait for a head queue up here first. Where several wait for one row, Postgres may give a transaction its id
+# before it gives it the lock. Then the head may have a later one by the time it is locked, and all would begin again.
 _queue_up = "SELECT pg_advisory_xact_lock(1381322323, hashtext('$schema.' || %s))"
 # Whoever holds many heads and waited for one more could wait for ever, and would hold up all of them.
 lock_free_heads = f"{lock_heads} SKIP LOCKED"

@@ -14,8 +14,6 @@ from contextlib import nullcontext
 from datetime import datetime
 from typing import NamedTuple
 
-from psycopg.errors import UniqueViolation
-
 from runstate.errors import RunstateError
 from runstate.logs.log import now
 from runstate.logs.postgres.appends import (
@@ -151,18 +149,14 @@ def _find_end(head: Head) -> StreamEnd | None:
 def commit_guessed(connection: Connection, heads: Sequence[Head], *, is_pooled: bool) -> Written:
     """Write the records of those heads that are as they were guessed, and commit, in one round trip.
 
-    Nothing is written if one of the streams holds one of its keys.
-
     Raises:
+        psycopg.Error: nothing was written. One of the keys may be known.
         NotReplicated: it is committed, but maybe not on the standby.
     """
     asked = statements(heads, _move_guessed, _make_guessed)
     # One statement is a transaction by itself. Its isolation is the session's own, which another application may have
     # chosen behind a pooler.
-    try:
-        with changes(connection) if is_pooled or len(asked) > 1 else nullcontext():
-            cursors = [connection.execute(*each) for each in asked]
-    except UniqueViolation:
-        return {}
+    with changes(connection) if is_pooled or len(asked) > 1 else nullcontext():
+        cursors = [connection.execute(*each) for each in asked]
     connection.check_replicated()
     return read_written(cursors)
