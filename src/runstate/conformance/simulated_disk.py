@@ -183,6 +183,9 @@ class SimulatedDisk:
     def names(self, path: PurePath) -> list[str]:
         return self.call("names", path, lambda: sorted(self._directory(path).current))
 
+    def some_names(self, path: PurePath, limit: int) -> list[str]:
+        return self.names(path)[:limit]
+
     def rename(self, source: PurePath, target: PurePath) -> None:
         self.call("rename", f"{source} to {target}", lambda: self._rename(source, target))
 

@@ -19,6 +19,10 @@ from runstate.storage.disk_errors import translate, translated
 from runstate.storage.target_directory import foreign_entries, refuse_foreign
 
 LOCKS = ".locks"
+_signs = {"ndjson": ("events.ndjson",), "wal": ("wal.jsonl", "ledger.json")}
+"""Files by which the kind of a log is known that keeps its streams right below its root."""
+_sessions, _manifest = "sessions", "manifest.jsonl"
+_looked_at_max = 16
 _nothing = re.compile("(?!)")
 _escape = "%"
 
@@ -66,7 +70,7 @@ def files_beside(disk: Disk, home: PurePath, own: re.Pattern[str]) -> list[str]:
         return [path.rstrip("/") for path in found if not path.endswith("/") or disk.names(home / path)]
 
 
-def prepare_root(disk: Disk, root: PurePath, create: bool, has_streams: Callable[[list[str]], bool]) -> bool:
+def prepare_root(disk: Disk, root: PurePath, create: bool, has_streams: Callable[[list[str]], bool], kind: str) -> bool:
     """Make a log's directory if it is not there. True: it was made, and its name survives a power cut.
 
     `has_streams` tells by the names in the directory whether there are streams of the log: older logs have no `.locks`,
@@ -74,13 +78,15 @@ def prepare_root(disk: Disk, root: PurePath, create: bool, has_streams: Callable
 
     Raises:
         LogNotFound: it is not there, and `create` is false.
-        NotALog: a file is there, or a directory with something else in it.
+        NotALog: a file is there, a directory with something else in it, or a log of another kind.
         LogFailed: it cannot be made: no such directory above it, no permission.
     """
     try:
         # To be read, since the caller may name the directory by a link, which is not opened to be changed.
         disk.open(root, read_only=True).close()
     except IsADirectoryError:
+        with translated():
+            _refuse_other_kind(disk, root, has_streams, kind)
         if not disk.exists(root / LOCKS):
             _claim(disk, root, create, has_streams)
         return False
@@ -92,7 +98,10 @@ def prepare_root(disk: Disk, root: PurePath, create: bool, has_streams: Callable
     except OSError as error:
         raise translate(error) from error
     else:
-        raise NotALog(f"{root} is a file, not a directory of streams; it was left untouched")
+        raise NotALog(
+            f"{root} is a file, not a directory of streams; it was left untouched. Check the path and the kind in the "
+            "URL"
+        )
     with translated():
         try:
             disk.make_directory(root)
@@ -108,6 +117,35 @@ def prepare_root(disk: Disk, root: PurePath, create: bool, has_streams: Callable
             disk.remove_directory(root)
             raise
     return True
+
+
+def _refuse_other_kind(disk: Disk, root: PurePath, has_streams: Callable[[list[str]], bool], kind: str) -> None:
+    """Refuse a log of another kind, by a few of its streams.
+
+    Raises:
+        NotALog: it is one, and none of its streams is of this kind.
+    """
+    names = [name for name in disk.some_names(root, _looked_at_max) if not name.startswith(".")]
+    found = _kind_of(disk, root, names)
+    if found not in (None, kind) and not has_streams(names):
+        raise NotALog(
+            f"{root} is a log of the kind {found}, not {kind}; it was left untouched. Open it as {found}:{root}, or "
+            "choose another directory for a new log",
+            path=str(root),
+        )
+
+
+def _kind_of(disk: Disk, root: PurePath, names: list[str]) -> str | None:
+    """The kind of a log with such streams; None where they do not tell."""
+    for name in names:
+        for kind, files in _signs.items():
+            if any(disk.exists(root / name / file) for file in files):
+                return kind
+    if _sessions in names and disk.kind(root / _sessions) == "directory":
+        sessions = disk.some_names(root / _sessions, _looked_at_max)
+        if any(disk.exists(root / _sessions / name / _manifest) for name in sessions):
+            return "segments"
+    return None
 
 
 def _claim(disk: Disk, root: PurePath, create: bool, has_streams: Callable[[list[str]], bool]) -> None:

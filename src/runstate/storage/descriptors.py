@@ -85,11 +85,14 @@ class SharedLock:
 class RealDescriptor:
     """An open file of this machine."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    def __init__(self, fd: int, path: PurePath) -> None:
+        self._fd, self._path = fd, path
 
     def write(self, data: memoryview) -> int:
-        return os.write(self._fd, data)
+        try:
+            return os.write(self._fd, data)
+        except OSError as error:
+            raise self._named(error) from None
 
     def read(self, offset: int, size: int) -> bytes:
         return os.pread(self._fd, size, offset)
@@ -98,13 +101,27 @@ class RealDescriptor:
         return os.fstat(self._fd).st_size
 
     def truncate(self, size: int) -> None:
-        os.ftruncate(self._fd, size)
+        try:
+            os.ftruncate(self._fd, size)
+        except OSError as error:
+            raise self._named(error) from None
 
     def flush(self) -> None:
+        try:
+            self._flush()
+        except OSError as error:
+            raise self._named(error) from None
+
+    def _flush(self) -> None:
         if sys.platform == "darwin":
             fcntl.fcntl(self._fd, fcntl.F_FULLFSYNC)  # fsync there leaves data in the drive's own cache
         else:
             os.fdatasync(self._fd)
+
+    def _named(self, error: OSError) -> OSError:
+        """The error of a call that was given a descriptor, with the file that it was about."""
+        error.filename = str(self._path)
+        return error
 
     def identity(self) -> tuple[int, int]:
         return identify(os.fstat(self._fd))

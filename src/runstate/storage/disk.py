@@ -19,6 +19,7 @@ import re
 import secrets
 import stat
 from contextlib import closing, suppress
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import Literal, Protocol, Self
 
@@ -91,6 +92,9 @@ class Disk(Protocol):
 
     def names(self, path: PurePath) -> list[str]:
         """What a directory holds, sorted."""
+
+    def some_names(self, path: PurePath, limit: int) -> list[str]:
+        """Up to so many of the names that a directory holds, in any order, however many there are."""
 
     def rename(self, source: PurePath, target: PurePath) -> None:
         """Rename within one directory, replacing `target`; durable once that directory is synced.
@@ -290,13 +294,13 @@ class RealDisk:
 
     def open(self, path: PurePath, *, create: bool = False, read_only: bool = False) -> File:
         if read_only:
-            return File(RealDescriptor(open_to_read(path)), path)
+            return File(RealDescriptor(open_to_read(path), path), path)
         if not create:
-            return File(RealDescriptor(open_to_change(path, 0, FILE_MODE)), path)
-        return File(RealDescriptor(open_to_change(path, os.O_CREAT, self._file_mode(path))), path)
+            return File(RealDescriptor(open_to_change(path, 0, FILE_MODE), path), path)
+        return File(RealDescriptor(open_to_change(path, os.O_CREAT, self._file_mode(path)), path), path)
 
     def create(self, path: PurePath) -> File:
-        return File(RealDescriptor(open_to_change(path, os.O_CREAT | os.O_EXCL, self._file_mode(path))), path)
+        return File(RealDescriptor(open_to_change(path, os.O_CREAT | os.O_EXCL, self._file_mode(path)), path), path)
 
     def read(self, path: PurePath) -> bytes:
         with open(open_to_read(path), "rb") as file:
@@ -331,6 +335,10 @@ class RealDisk:
 
     def names(self, path: PurePath) -> list[str]:
         return sorted(os.listdir(path))
+
+    def some_names(self, path: PurePath, limit: int) -> list[str]:
+        with os.scandir(path) as found:
+            return [entry.name for entry in islice(found, limit)]
 
     def rename(self, source: PurePath, target: PurePath) -> None:
         if source.parent != target.parent:

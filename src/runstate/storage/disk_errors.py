@@ -10,6 +10,7 @@ from runstate.errors import LogBusy, LogFailed, LogFull, RunstateError
 from runstate.storage.disk import LockBusy
 from runstate.storage.permissions import denial
 
+_no_locks = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 _full = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -19,6 +20,11 @@ def translate(error: OSError) -> RunstateError:
         return LogBusy("Another writer holds this stream; try again")
     if error.errno in _full:
         return LogFull()
+    if error.errno in _no_locks:
+        return LogFailed(
+            f"This file system cannot lock files ({error.strerror}), so that another writer could not be kept out. "
+            "Keep the log on a local disk, or mount the file system with locks"
+        )
     if (denied := denial(error)) is not None:
         return denied
     return LogFailed(f"The disk refused: {error.strerror or error} ({error.filename})")

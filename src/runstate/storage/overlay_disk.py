@@ -75,6 +75,9 @@ class OverlayDisk:
                 (names.discard if node is None else names.add)(changed.name)
         return sorted(names)
 
+    def some_names(self, path: PurePath, limit: int) -> list[str]:
+        return self.names(path)[:limit]
+
     def rename(self, source: PurePath, target: PurePath) -> None:
         self.open(source).close()
         self._files[target], self._files[source] = self._files[source], None

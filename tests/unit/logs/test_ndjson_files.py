@@ -483,7 +483,7 @@ def test_a_directory_that_cannot_be_written_is_read_and_says_so(error: str) -> N
     log = NdjsonLog(Path("/runs"), create=False, disk=disk)
     disk.fail("lock", error=getattr(errno, error), persistent=True)
     assert keys(log.read("r")) == ["a"]
-    refusal = "disk refused" if error == "ENOLCK" else f"cannot be written: {os.strerror(getattr(errno, error))}"
+    refusal = "cannot lock files" if error == "ENOLCK" else f"cannot be written: {os.strerror(getattr(errno, error))}"
     with pytest.raises(LogFailed if error == "ENOLCK" else NotWritable, match=refusal):
         log.append("r", notes("b"))
 

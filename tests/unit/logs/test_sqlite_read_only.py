@@ -318,5 +318,5 @@ def test_what_is_no_log_is_refused_and_left_alone(tmp_path: Path, open_to_read: 
 
 
 def test_a_directory_is_refused_as_one(tmp_path: Path, open_to_read: Opener) -> None:
-    with pytest.raises(LogFailed, match="it is a directory"):
+    with pytest.raises(NotALog, match="is a directory"):
         open_to_read(tmp_path)

@@ -14,7 +14,7 @@ import msgspec
 from runstate.logs.log import StoredSnapshot
 from runstate.logs.ndjson.files import RunFiles
 from runstate.logs.ndjson.reading import Mark, checksum
-from runstate.logs.sealed import sealed, unsealed
+from runstate.logs.sealed import refuse_newer, sealed, unsealed
 from runstate.models.canonical import digest
 from runstate.storage.disk import Disk, File, write_new
 
@@ -52,12 +52,17 @@ class Index(msgspec.Struct):
 
 
 def read_index(disk: Disk, files: RunFiles) -> Index:
-    """The index, or an empty one."""
+    """The index, or an empty one.
+
+    Raises:
+        LogTooNew: a newer Runstate wrote it.
+    """
     try:
-        found = unsealed(disk.read(files.index), Index)
+        data = disk.read(files.index)
     except OSError:
-        found = None
-    return found if found is not None and found.format == format_version else Index()
+        return Index()
+    refuse_newer(data, files.index, format_version)
+    return unsealed(data, Index) or Index()
 
 
 def read_known(disk: Disk, files: RunFiles) -> tuple[int, int]:

@@ -95,7 +95,7 @@ class NdjsonLog(FileBlobs):
         self._marks = RecentMarks()
         self._gate = Lock()
         self._sweeper = Sweeper(self._disk, root)
-        self._settled = prepare_root(self._disk, root, create, self._has_runs)
+        self._settled = prepare_root(self._disk, root, create, self._has_runs, "ndjson")
 
     # --- events --------------------------------------------------------------------------------------------
 

@@ -104,7 +104,7 @@ class SegmentsLog(Handle):
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._gate = Lock()
         self._sweeper = Sweeper(self._disk, root / SESSIONS)
-        self._settled = prepare_root(self._disk, root, create, self._has_sessions)
+        self._settled = prepare_root(self._disk, root, create, self._has_sessions, "segments")
 
     # --- events --------------------------------------------------------------------------------------------
 

@@ -12,12 +12,15 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import PurePath
 from zlib import crc32
 
 import msgspec
 
 from runstate.logs.frames import Damage
 from runstate.logs.log import BlobRef
+from runstate.logs.sealed import too_new
 from runstate.logs.segments.damage import MANIFEST_DAMAGED, Spot
 from runstate.logs.segments.files import EVENTS, MANIFEST, segment_name
 from runstate.models.canonical import undecodable
@@ -64,7 +67,22 @@ class _Pinned(msgspec.Struct, tag_field="kind", tag="snapshot_pinned", rename="c
     created_by_event_id: str
 
 
+class _Any(msgspec.Struct):
+    kind: str
+
+
 _entries = msgspec.json.Decoder(_Closed | _Pinned)
+
+
+def _refuse_newer(line: bytes, number: int) -> None:
+    """
+    Raises:
+        LogTooNew: the line, whose checksum fits, is of a kind that this Runstate does not know.
+    """
+    with suppress(*undecodable):
+        kind = msgspec.json.decode(line, type=_Any).kind
+        if kind not in (_Closed.__struct_config__.tag, _Pinned.__struct_config__.tag):
+            raise too_new(PurePath(MANIFEST), f"has the unknown kind {kind[:80]!r} in line {number}")
 
 
 class Manifest:
@@ -132,6 +150,7 @@ class Manifest:
         try:
             entry = _entries.decode(line)
         except undecodable as error:
+            _refuse_newer(line, self.lines)
             raise Damage(MANIFEST_DAMAGED, f"Line {self.lines} of the manifest is none: {error}") from error
         if entry.manifest_index != self.lines:
             raise Damage(MANIFEST_DAMAGED, f"Line {self.lines} of the manifest says that it is {entry.manifest_index}")

@@ -45,7 +45,15 @@ from runstate.logs.snapshotting import MakeSnapshot
 from runstate.logs.sqlite import blobs
 from runstate.logs.sqlite.appends import Append, adopt_rows, delete_rows, find_tombstone
 from runstate.logs.sqlite.damaged_text import fetch_rows
-from runstate.logs.sqlite.readers import Readers, ReadOnlyReaders, can_write, create_private, is_empty, is_there
+from runstate.logs.sqlite.readers import (
+    Readers,
+    ReadOnlyReaders,
+    can_write,
+    create_private,
+    is_directory,
+    is_empty,
+    is_there,
+)
 from runstate.logs.sqlite.repair import repair_stream
 from runstate.logs.sqlite.schema import check, prepare
 from runstate.logs.sqlite.snapshots import save, save_all, select_snapshot
@@ -385,8 +393,9 @@ class SqliteLog(Handle):
             if primary_code(error) == sqlite3.SQLITE_NOTADB:
                 raise NotALog(f"{self.path} is no SQLite database; it was left untouched") from error
             if primary_code(error) == sqlite3.SQLITE_CANTOPEN:
-                why = "it is a directory" if self.path.is_dir() else str(error)
-                raise LogFailed(f"{self.path} cannot be opened: {why}") from error
+                if self.path.is_dir():
+                    raise is_directory(self.path) from error
+                raise LogFailed(f"{self.path} cannot be opened: {error}") from error
             raise translate(error) from error
         return connection
 

@@ -49,6 +49,14 @@ def can_write(path: Path) -> bool:
     return is_writable(target) and is_writable(target.parent)
 
 
+def is_directory(path: Path) -> NotALog:
+    return NotALog(
+        f"{path} is a directory, and a SQLite log is a file; it was left untouched. Check the path and the kind in the "
+        "URL",
+        path=str(path),
+    )
+
+
 class Readers:
     """A pool of connections, as many as threads are at work."""
 
@@ -221,7 +229,7 @@ class ReadOnlyReaders:
         """Why the file cannot be read, though nothing about it changes."""
         wal, shm = (self._path.with_name(self._path.name + suffix) for suffix in ("-wal", "-shm"))
         if self._path.is_dir():
-            return LogFailed(f"{self._path} cannot be opened: it is a directory", path=str(self._path))
+            return is_directory(self._path)
         for path in (self._path, wal, shm):
             if path.exists() and not is_readable(path):
                 return not_readable(path)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from runstate.logs.sealed import sealed, unsealed
+from runstate.logs.sealed import refuse_newer, sealed, unsealed
 from runstate.logs.wal.files import StreamFiles, read_or_none
 from runstate.storage.disk import Disk, replace_durably
 
@@ -60,9 +60,16 @@ class OldKeys(msgspec.Struct, frozen=True):
 
 
 def read_ledger(disk: Disk, files: StreamFiles) -> Ledger | None:
-    """The ledger; None where there is none that can be believed."""
+    """The ledger; None where there is none that can be believed.
+
+    Raises:
+        LogTooNew: a newer Runstate wrote it.
+    """
     data = read_or_none(disk, files.ledger)
-    return None if data is None else unsealed(data, Ledger)
+    if data is None:
+        return None
+    refuse_newer(data, files.ledger, Ledger().format)
+    return unsealed(data, Ledger)
 
 
 def write_ledger(disk: Disk, files: StreamFiles, ledger: Ledger) -> None:

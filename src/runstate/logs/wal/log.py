@@ -91,7 +91,7 @@ class WalLog(FileBlobs):
         self._disk: Disk = disk or RealDisk(shared_below=root)
         self._blobs = Blobs(self._disk, root / ".blobs", root / LOCKS / ".blobs")
         self._sweeper = Sweeper(self._disk, root)
-        is_new = prepare_root(self._disk, root, create, self._has_streams)
+        is_new = prepare_root(self._disk, root, create, self._has_streams, "wal")
         self._writers = Writers(self._disk, root, self.options, self.recoveries, is_settled=is_new)
 
     # --- appending -----------------------------------------------------------------------------------------
