@@ -155,8 +155,8 @@ class Commands:
             assert all(row in right.rows for row in tailed.rows), (what, tailed)
             assert damaged != {} or (tailed.code, tailed.rows) == (0, right.rows), (what, tailed)
         listed, right = self.ask("streams"), self.right["streams",]
-        excused = damaged != {} or is_repaired or self.is_warned
-        assert excused or (listed.code, listed.rows) == (0, right.rows), (what, listed, right)
+        is_excused = damaged != {} or is_repaired or self.is_warned
+        assert is_excused or (listed.code, listed.rows) == (0, right.rows), (what, listed, right)
         checked = self.ask("replay", "--check")
         assert checked.code in ((0, 1) if damaged is not None else (1, 2, 3)), (what, checked)
         codes = {code for found in (damaged or {}).values() for code in found}
