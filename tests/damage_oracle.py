@@ -98,6 +98,8 @@ class Commands:
     cli: Cli
     url: str
     streams: list[str]
+    not_repaired: tuple[str, ...]
+    """How the codes of damage begin that repair cannot help with."""
     options: tuple[str, ...] = ()
     right: dict[tuple[str, ...], Outcome] = field(default_factory=dict)
     copies: int = 0
@@ -194,6 +196,8 @@ class Commands:
         assert done.code in (0, 1), (what, done)
         left = self.check(what, is_repaired=True)
         assert bool(left) == done.code, (what, done, left)
+        codes = {code for found in (left or {}).values() for code in found}
+        assert all(code.startswith(self.not_repaired) for code in codes), (what, done, left)
         if not left:
             again = self.ask("repair", *option)
             assert (again.code, again.rows) == (0, []), (what, again)
@@ -203,8 +207,8 @@ class Commands:
             fetched = self.ask("fetch", name)
             kept[name] = len(fetched.rows)
             # A repair may begin a stream with a checkpoint, and remove one of which nothing is left.
-            codes = (0, 3) if not (left or {}).keys() & {name, None} else (0, 1, 3)
-            assert fetched.code in codes or "log.truncated" in fetched.err, (what, fetched)
+            answers = (0, 3) if not (left or {}).keys() & {name, None} else (0, 1, 3)
+            assert fetched.code in answers or "log.truncated" in fetched.err, (what, fetched)
         for row in done.rows:
             if row["code"] == "log.cut_back":
                 assert row["details"]["kept"] == kept[row["stream"]], (what, row)
