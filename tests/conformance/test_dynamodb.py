@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -449,6 +449,35 @@ def test_a_stream_that_was_changed_by_hand_is_repaired_as_announced(
     assert log.append("s", notes("new"))[0].seq == kept[-1].seq + 1
     assert [record for record in followed(log).records if record.stream == "s"] == stored(log, "s")
     assert log.append("s", notes(kept[0].key))[0].idempotent
+
+
+def test_no_read_gives_an_event_that_was_changed_by_hand(log: EventLog, console: Console) -> None:
+    log.append("s", notes("k1", "k2", "k3"))
+    (page,) = console.items(sk="e0")
+    console.put(page | {"events": page["events"].replace(b"k2", b"k9")})
+    assert keys(log.read("s", limit=1)) == keys(log.feed().records) == ["k1"]
+    assert keys(log.read("s", after_seq=2)) == ["k3"]
+    asks: list[Callable[[], object]] = [
+        lambda: log.read("s"),
+        lambda: list(log.lines("s")),
+        lambda: log.find("s", "k2"),
+        lambda: log.append("s", notes("k2")),
+        lambda: log.feed(after=log.feed().next),
+    ]
+    for ask in asks:
+        with pytest.raises(LogDamaged, match="Event 2 of 's'"):
+            ask()
+
+
+def test_a_head_that_lacks_an_attribute_costs_its_own_stream_alone(log: EventLog, console: Console) -> None:
+    log.append("s", notes("a"))
+    log.append("t", notes("a"))
+    (head,) = console.items("head:s")
+    console.put({name: value for name, value in head.items() if name != "events"})
+    assert [info.stream for info in log.streams()] == ["s", "t"]
+    with pytest.raises(LogDamaged, match="head:s"):
+        log.read("s")
+    assert keys(log.read("t")) == ["a"]
 
 
 def test_what_a_repair_sets_aside_is_listed_until_it_is_removed(log: EventLog, console: Console, url: str) -> None:

@@ -49,7 +49,7 @@ def test_all_commands_agree_on_a_damaged_file(cli: Cli, scheme: str) -> None:
     url = f"{scheme}:log"
     fill(url)
     shutil.copytree(log, whole)
-    commands = Commands(cli, url, streams, ("--model", "engine"))
+    commands = Commands(cli, url, streams, ("blob.",), ("--model", "engine"))
     commands.learn()
     found = list(damages())
     if "RUNSTATE_KILL_ROUNDS" not in os.environ:

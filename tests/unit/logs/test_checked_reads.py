@@ -9,6 +9,7 @@ from typing import Any
 from zlib import crc32
 
 import pytest
+from msgspec.structs import astuple
 from tests.changed_rows import Change, change_rows, place
 
 from runstate.conformance.notes import numbered, snapshot
@@ -16,6 +17,7 @@ from runstate.copying import copy_stream
 from runstate.errors import LogDamaged
 from runstate.logs.log import EventLog
 from runstate.logs.registry import open_log
+from runstate.logs.stored_rows import _checksum
 
 reads: dict[str, Callable[[EventLog], object]] = {
     "read": lambda log: log.read("s"),
@@ -74,6 +76,28 @@ def test_a_retry_is_not_answered_from_a_changed_event(changed: tuple[EventLog, C
     assert (result.seq, result.idempotent) == (2, True)
 
 
+@pytest.mark.parametrize("changed", ["sqlite", "postgresql"], indirect=True)
+def test_an_event_that_was_moved_from_another_stream_is_refused(changed: tuple[EventLog, Change]) -> None:
+    log, change = changed
+    change(f"DELETE FROM events WHERE {place(log)}")
+    other = place(log).replace("'s'", "'t'")
+    change(f"UPDATE events SET stream_id = (SELECT id FROM streams WHERE stream = 's') WHERE {other}")
+    for name in ("read", "lines", "copy"):
+        assert_refused(log, name)
+    with pytest.raises(LogDamaged, match="Event 3 of 's'"):
+        log.feed(after=log.feed().next)
+    assert ("log.event_changed", "s", 3) in [(found.code, found.stream, found.seq) for found in log.verify()]
+
+
+@pytest.mark.parametrize("changed", ["sqlite", "postgresql"], indirect=True)
+def test_a_stream_under_the_name_of_another_is_refused(changed: tuple[EventLog, Change]) -> None:
+    log, change = changed
+    change("UPDATE streams SET stream = 'u' WHERE stream = 's'")
+    with pytest.raises(LogDamaged, match="Event 1 of 'u'"):
+        list(log.lines("u"))
+    assert {finding.stream for finding in log.verify()} == {"u"}
+
+
 def test_rows_of_earlier_versions_are_checked_too(tmp_path: Path) -> None:
     with open_log(f"sqlite:{tmp_path / 'log'}") as log:
         log.append("s", numbered(5))
@@ -87,6 +111,19 @@ def test_rows_of_earlier_versions_are_checked_too(tmp_path: Path) -> None:
         assert list(log.lines("s", after_seq=1, until_seq=3)) == lines[1:3]
         assert list(log.verify()) == []
         change_rows(log, f"sqlite:{tmp_path / 'log'}", "UPDATE events SET tenant = 'x' WHERE seq = 3")
+        for name in reads:
+            assert_refused(log, name)
+
+
+def test_rows_that_are_not_bound_to_their_stream_are_read_and_checked(tmp_path: Path) -> None:
+    with open_log(url := f"sqlite:{tmp_path / 'log'}") as log:
+        log.append("s", numbered(5))
+        right, lines = log.read("s"), list(log.lines("s"))
+        for record in right:
+            columns = astuple(record)[1:]
+            change_rows(log, url, f"UPDATE events SET crc = {_checksum(0, *columns)} WHERE seq = {record.seq}")
+        assert (log.read("s"), list(log.lines("s")), list(log.verify())) == (right, lines, [])
+        change_rows(log, url, "UPDATE events SET body = x'7b7d' WHERE seq = 3")
         for name in reads:
             assert_refused(log, name)
 
