@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 import typer
-from tests.fleets import histories
+from tests.fleets import histories, put_blobs
 
 import runstate
 from runstate.conformance.notes import stored
@@ -54,6 +54,7 @@ def fill(directory: Path) -> None:
             Path(kind).mkdir()
             with _opened(kind) as store:
                 for lines in histories(models[kind], 0, _runs).values():
+                    put_blobs(store.log, lines)
                     store.append_events([store.model.parse(line) for line in lines])
                 store.log.put_blob(b"a blob")
                 if kind == "sqlite":
@@ -140,6 +141,7 @@ def _write(kind: str, ready_after: int) -> None:
     """Append one event after the other until standard input ends. Tell when there are enough to begin with."""
     with _opened(kind) as store:
         for number, (stream, line) in enumerate(_endless(models[kind]), 1):
+            put_blobs(store.log, [line])
             result = store.append_event(store.model.parse(line))
             if kind == "wal" and result.seq % 20 == 0:
                 _checkpoint(store, stream, result.seq)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.commands import Cli, Outcome
-from tests.fleets import histories, models
+from tests.fleets import histories, models, put_blobs
 
 from runstate.logs.record_json import encode_record
 from runstate.models.model import AnyModel
@@ -107,6 +107,7 @@ def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     made = Filled(f"{scheme}:{directory}/log", find_model(place), place)
     with open_store(made.url, made.model, on_alert=lambda alert: None) as store:
         for lines in (door_lines if name == "door" else histories(name, 0, 4)).values():
+            put_blobs(store.log, lines)
             store.append_events([made.model.parse(line) for line in lines])
     return made
 
@@ -413,6 +414,7 @@ def mixed(tmp_path: Path) -> str:
     for name in models():
         with open_store(url, name, on_alert=lambda alert: None) as store:
             lines = next(iter(histories(name, 0, 1).values()))
+            put_blobs(store.log, lines)
             store.append_events([store.model.parse(line) for line in lines])
     return url
 

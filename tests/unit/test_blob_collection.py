@@ -65,6 +65,16 @@ def test_a_damaged_log_is_not_collected(url: str) -> None:
         assert log.get_blob(unused) == b"unused"
 
 
+def test_a_log_with_events_of_no_stream_is_not_collected(tmp_path: Path) -> None:
+    with SqliteLog(tmp_path / "log.db") as log:
+        used = log.put_blob(b"used")
+        log.append("s", [note("a", used)])
+        _sql(tmp_path / "log.db", "DELETE FROM streams")
+        with pytest.raises(LogDamaged):
+            collect(log)
+        assert log.get_blob(used) == b"used"
+
+
 def test_what_a_repair_has_set_aside_keeps_its_blobs(url: str) -> None:
     with open_log(url) as log:
         evidence = log.put_blob(b"evidence")

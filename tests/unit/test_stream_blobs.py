@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -124,12 +125,15 @@ def test_every_log_gives_its_blobs_to_an_archive_and_gets_them_back(url: str, tm
         assert blob_findings(other, "s-1", SESSION) == []
 
 
-def test_a_run_whose_blob_is_gone_is_not_archived(tmp_path: Path, log: EventLog, kept: dict[str, bytes]) -> None:
-    gone(tmp_path / "log/snapshots", min(kept))
-    for archiving in (msgspec.structs.replace(everything, dry_run=True), everything):
-        (told,) = archive_all(log, tmp_path / "old", archiving)
-        assert (told.outcome, min(kept) in told.reason) == ("refused", True)
-    assert log.stream("s-1") is not None
+def test_a_run_whose_blob_is_gone_is_not_archived(tmp_path: Path) -> None:
+    kept = write_session(f"sqlite:{tmp_path}/log.db", tmp_path / "keyring.json")
+    with sqlite3.connect(tmp_path / "log.db") as database:
+        database.execute("DELETE FROM blobs WHERE digest = ?", (min(kept).removeprefix("sha256:"),))
+    with open_log(f"sqlite:{tmp_path}/log.db") as log:
+        for archiving in (msgspec.structs.replace(everything, dry_run=True), everything):
+            (told,) = archive_all(log, tmp_path / "old", archiving)
+            assert (told.outcome, told.code, min(kept) in told.reason) == ("refused", "blob.not_found", True)
+        assert log.stream("s-1") is not None
 
 
 def test_a_run_is_deleted_from_the_log_only_with_its_blobs_in_the_archive(
@@ -197,6 +201,8 @@ def test_a_run_that_an_earlier_version_archived_is_archived_again_with_its_blobs
     with ArchiveLog(tmp_path / "old") as archived:
         assert list(archived.verify()) == []
         assert {ref: archived.get_blob(BlobRef(ref)) for ref in kept} == kept
+        gone(tmp_path / "old/blobs", min(kept))
+        assert [finding.code for finding in archived.verify()] == ["blob.missing"]
 
 
 def test_an_archive_takes_no_blobs_by_itself(tmp_path: Path, log: EventLog) -> None:
