@@ -150,15 +150,11 @@ class SqliteLog(Handle):
         self._check_open()
         if not drafts:
             return []
-        append = Append(stream, drafts, expected_seq)
-        self._writing().append(append)
-        return append.result
+        return self._writing().append(Append(stream, drafts, expected_seq))
 
     def append_many(self, batches: Sequence[Batch]) -> list[Answer]:
         self._check_open()
-        appends = [Append(stream, drafts, None) for stream, drafts in batches]
-        self._writing().append_many(appends)
-        return [append.result if append.error is None else append.error for append in appends]
+        return self._writing().append_many([Append(stream, drafts, None) for stream, drafts in batches])
 
     def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         check_stream(stream)
