@@ -13,6 +13,7 @@ from __future__ import annotations
 from _thread import LockType, allocate_lock
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
 from threading import Lock, Thread, current_thread
 from typing import Any, Generic, TypeVar
@@ -52,6 +53,7 @@ class GroupCommit(Generic[J, A]):
         weigh: Callable[[J], int] | None = None,
         weight_max: int = weight_default_max,
         gather_max_s: float = 0.0,
+        turn: AbstractContextManager[object] | None = None,
         name: str = "runstate-group-commit",
     ) -> None:
         """`flush` makes jobs durable. What it raises is the answer to all of them.
@@ -61,9 +63,12 @@ class GroupCommit(Generic[J, A]):
 
         `gather_max_s` is how long a leader waits for the callers of the last group to come back: without it the first
         of them would flush alone, where flushes take long.
+
+        `turn` is held during a flush, and also by those who change the same thing in other ways. The group is made up
+        once the leader has it.
         """
         self._flush, self._answer, self._weigh, self._weight_max = flush, answer, weigh, weight_max
-        self._gather_max_s, self._name = gather_max_s, name
+        self._gather_max_s, self._turn, self._name = gather_max_s, turn or nullcontext(), name
         self._gate = Lock()
         """Held for moments, to look at the line or to change it."""
         self._line: list[_Seat] = []
@@ -203,15 +208,16 @@ class GroupCommit(Generic[J, A]):
         """Take the jobs in line, flush them and wake their callers. The caller leads."""
         if self._gather_max_s and len(self._line) < self._last_size:
             self._gather()
-        with self._gate:
-            self._take()
         failure: Exception | None = None
-        try:
-            jobs = [seat.job for seat in self._taken if seat.job is not None]
-            if jobs:
-                self._flush(jobs)
-        except Exception as error:  # noqa: BLE001 - it is raised by the callers whose jobs these are
-            failure = error
+        with self._turn:
+            with self._gate:
+                self._take()
+            try:
+                jobs = [seat.job for seat in self._taken if seat.job is not None]
+                if jobs:
+                    self._flush(jobs)
+            except Exception as error:  # noqa: BLE001 - it is raised by the callers whose jobs these are
+                failure = error
         # No gate: until this caller hands over, the group is its own.
         for seat in self._taken:
             seat.error, seat.is_done = failure, True

@@ -224,7 +224,7 @@ def interrupt_at(step: int) -> Callable[[FrameType, str, Any], Any]:
         if frame.f_code.co_filename != group_commit.__file__:
             return None
         # The end of a `with` is traced as its first line once more. No signal can come there, before the lock is free.
-        if event == "line" and "with self._gate" not in getline(frame.f_code.co_filename, frame.f_lineno):
+        if event == "line" and "with self._" not in getline(frame.f_code.co_filename, frame.f_lineno):
             left[0] -= 1
             if left[0] == 0:
                 raise Interrupted

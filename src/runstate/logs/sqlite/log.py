@@ -11,6 +11,7 @@ import random
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -155,6 +156,13 @@ class SqliteLog(Handle):
     def append_many(self, batches: Sequence[Batch]) -> list[Answer]:
         self._check_open()
         return self._writing().append_many([Append(stream, drafts, None) for stream, drafts in batches])
+
+    def submit(
+        self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None
+    ) -> Future[list[AppendResult]]:
+        check_stream(stream)
+        self._check_open()
+        return self._writing().submit(Append(stream, tuple(drafts), expected_seq))
 
     def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         check_stream(stream)

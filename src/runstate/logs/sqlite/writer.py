@@ -128,7 +128,7 @@ class Writer:
             self._poison = LogClosed(f"A rollback failed ({error}); open the log again")
 
     def _write(self, connection: sqlite3.Connection, group: list[_Job]) -> None:
-        appends = [job.append for job in group if job.append is not None]
+        appends = [job.append for job in group if job.append is not None and job.append.drafts]
         for append in appends:
             append.error = None  # It may be of an attempt that was rolled back.
         self._begin(connection)
