@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import TypeVar
 
 from psycopg.types.numeric import Int8
@@ -149,9 +150,7 @@ class PostgresLog(Handle):
         if not drafts:
             return []
         check_migrated(self._version)
-        wanted = Append(stream, drafts, expected_seq)
-        self._writer.append(wanted)
-        return wanted.results or []
+        return self._writer.append(Append(stream, drafts, expected_seq))
 
     def append_many(self, batches: Sequence[Batch]) -> list[Answer]:
         self._check_open()
@@ -159,6 +158,14 @@ class PostgresLog(Handle):
         appends = [Append(stream, drafts, None) for stream, drafts in batches]
         self._writer.append_many(appends)
         return [append.error or append.results or [] for append in appends]
+
+    def submit(
+        self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None
+    ) -> Future[list[AppendResult]]:
+        check_stream(stream)
+        self._check_open()
+        check_migrated(self._version)
+        return self._writer.submit(Append(stream, tuple(drafts), expected_seq))
 
     def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         check_stream(stream)
@@ -343,6 +350,7 @@ class PostgresLog(Handle):
         return checked_blob(ref, rows[0][0] if rows else None)
 
     def _release(self) -> None:
+        self._writer.close()
         self._bell.close()
         self._connections.close()
 

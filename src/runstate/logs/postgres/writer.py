@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 
 from runstate.errors import AppendOutcomeUnknown, LogBusy, LogFailed, RunstateError, StreamDeleted
 from runstate.logs.adoption import key_taken, new_records
-from runstate.logs.log import Record
+from runstate.logs.group_commit import GroupCommit
+from runstate.logs.log import AppendResult, Record
 from runstate.logs.postgres.appends import Append, Head, commit, lock_heads, plan, read_head
 from runstate.logs.postgres.arrays import Numbers, Texts
 from runstate.logs.postgres.connections import Connections
 from runstate.logs.postgres.deletion import drop_tombstone, find_tombstones, select_tombstones
-from runstate.logs.postgres.groups import Groups
 from runstate.logs.postgres.transactions import Connection, ConnectionLost, begin, set_local
 from runstate.logs.stream_models import model_after
 from runstate.logs.tombstones import Tombstone, check_not_deleted
 
 shared_drafts_max = 32
 """Drafts of an append that shares its transaction. The work of a larger one is better done beside the others'."""
+
+group_drafts_max = 1000
+"""Drafts that share a transaction; more would only make all of them wait longer."""
+
+gather_max_s = 0.001
 
 appends_max = 500
 """Appends of one caller that share a transaction. Others wait for the heads that it has locked."""
@@ -41,28 +47,41 @@ class Writer:
     def __init__(self, connections: Connections, busy_timeout_s: float, committed: Callable[[], None]) -> None:
         """`committed` is called after each transaction that has written something, before its callers are told."""
         self._connections, self._busy_timeout_s, self._committed = connections, busy_timeout_s, committed
-        self._groups = Groups(self._write_group)
+        self._groups = GroupCommit(
+            self._write_group,
+            self._answer,
+            weigh=lambda append: len(append.drafts),
+            weight_max=group_drafts_max,
+            gather_max_s=gather_max_s,
+            name="runstate-postgres-writer",
+        )
 
-    def append(self, append: Append) -> None:
+    def append(self, append: Append) -> list[AppendResult]:
         """Answer an append, once what it writes is durable.
 
         Raises:
             ModelMismatch, StreamDeleted, SequenceConflict, LogBusy, LogFull, LogClosed: nothing was written.
             AppendOutcomeUnknown: it may have been.
         """
-        if len(append.drafts) <= shared_drafts_max:
-            self._groups.run(append)
-        self._until_done(append.stream, lambda: not append.is_open, lambda: self._write([append], wait=True))
-        if append.error is not None:
-            raise append.error
+        return self._groups.run(append) if len(append.drafts) <= shared_drafts_max else self._answer(append)
+
+    def submit(self, append: Append) -> Future[list[AppendResult]]:
+        """Run one append without waiting for it."""
+        if not append.drafts:
+            append.settle([])
+        return self._groups.submit(append)
+
+    def close(self) -> None:
+        """Finish what was submitted, and take nothing more."""
+        self._groups.close()
 
     def append_many(self, appends: Sequence[Append]) -> None:
         """Answer many appends of different streams, in as few transactions as there can be. None of them is raised."""
         for start in range(0, len(appends), appends_max):
-            self._write_group(list(appends[start : start + appends_max]))
+            self._write_together(list(appends[start : start + appends_max]))
         for append in appends:
             try:
-                self._until_done(append.stream, lambda: not append.is_open, lambda: self._write([append], wait=True))  # noqa: B023
+                self._answer(append)
             except RunstateError as error:
                 append.settle(error)
 
@@ -82,7 +101,18 @@ class Writer:
             except UnicodeEncodeError as error:
                 raise LogFailed(f"It cannot be written: {error!r}") from error
 
+    def _answer(self, append: Append) -> list[AppendResult]:
+        """What came of an append. One that its group had to leave open is tried by itself, and waits for its stream."""
+        self._until_done(append.stream, lambda: not append.is_open, lambda: self._write([append], wait=True))
+        if append.error is not None:
+            raise append.error
+        return append.results or []
+
     def _write_group(self, appends: list[Append]) -> None:
+        # One that is answered already was in a group whose leader was interrupted.
+        self._write_together([each for each in appends if each.is_open and len(each.drafts) <= shared_drafts_max])
+
+    def _write_together(self, appends: list[Append]) -> None:
         # Whatever it is, it was rolled back, and whoever is to blame will meet it again when tried alone.
         with suppress(RunstateError, ValueError, TypeError):
             self._write(appends, wait=False)
