@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 
 import msgspec
@@ -35,6 +36,7 @@ from runstate.logs.memory import MemoryLog
 from runstate.logs.planning import StreamPlan, check_tenant
 from runstate.models.model import Draft
 
+Results = Future[list[AppendResult]]
 found = (AssertionError, pytest.fail.Exception, RunstateError)
 """How a test of the kit says no: a wrong answer, an error that did not come, an error that should not have come."""
 
@@ -230,6 +232,66 @@ class StopsAtTheFirstRefusal(MemoryLog):
 class AnswersByName(MemoryLog):
     def append_many(self, batches: Sequence[Batch]) -> list[Answer]:
         return [self.append(stream, drafts) for stream, drafts in sorted(batches, key=lambda batch: batch[0])]
+
+
+def done(results: list[AppendResult]) -> Results:
+    future: Results = Future()
+    future.set_result(results)
+    return future
+
+
+class AnswersBeforeItStores(MemoryLog):
+    """With what will probably be right."""
+
+    def submit(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> Results:
+        self.append("before", getattr(self, "_late", []))
+        self._late = drafts
+        return done([AppendResult(draft.event_id, seq, now()) for seq, draft in enumerate(drafts, 1)])
+
+
+class FailsWhatIsSubmittedAfterARefusal(MemoryLog):
+    """As a group does in which one refusal ends the transaction of all."""
+
+    def submit(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> Results:
+        future: Results = Future()
+        try:
+            if (refusal := getattr(self, "_refusal", None)) is not None:
+                raise refusal
+            future.set_result(self.append(stream, drafts, expected_seq=expected_seq))
+        except RunstateError as error:
+            self._refusal = error
+            future.set_exception(error)
+        return future
+
+
+class ExpectsNothingOfWhatIsSubmitted(MemoryLog):
+    def submit(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> Results:
+        return done(self.append(stream, drafts))
+
+
+class LosesEverySeventhSubmission(MemoryLog):
+    def submit(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> Results:
+        self._count = getattr(self, "_count", 0) + 1
+        return done(self.append(stream, drafts) if self._count % 7 else [AppendResult("", 1, now())])
+
+
+class LeavesFuturesOpenWhenClosed(MemoryLog):
+    def submit(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> Results:
+        return Future()
+
+
+class AnswersSubmittedRetriesAsNew(MemoryLog):
+    def submit(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> Results:
+        results = self.append(stream, drafts, expected_seq=expected_seq)
+        return done([AppendResult(result.event_id, result.seq, result.persisted_at) for result in results])
+
+
+class StoresTwiceWhatIsSubmitted(MemoryLog):
+    def submit(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> Results:
+        results = self.append(stream, drafts, expected_seq=expected_seq)
+        self._keys[stream] = {}
+        self.append(stream, drafts)
+        return done(results)
 
 
 class DeletesWhateverCame(MemoryLog):
@@ -599,6 +661,19 @@ planted: list[Case] = [
     (ForgetsToDeleteKeys, kit.test_a_deleted_stream_can_start_again),
     (DeletesWhateverCame, kit.test_a_stream_that_has_moved_on_is_not_deleted),
     (StopsAtTheFirstRefusal, kit.test_a_batch_that_is_refused_keeps_no_other_from_being_written),
+    (AnswersBeforeItStores, kit.test_a_submitted_append_is_stored_when_its_future_is_done),
+    (StoresTwiceWhatIsSubmitted, kit.test_many_appends_submitted_by_one_thread_are_all_stored_once),
+    (
+        FailsWhatIsSubmittedAfterARefusal,
+        kit.test_a_submitted_append_that_is_refused_fails_its_own_future_alone,
+    ),
+    (AnswersSubmittedRetriesAsNew, kit.test_retries_among_submitted_appends_are_answered_with_the_first),
+    (ExpectsNothingOfWhatIsSubmitted, kit.test_submitted_appends_expect_a_seq_as_others_do),
+    (
+        LosesEverySeventhSubmission,
+        kit.test_submitted_appends_and_those_of_waiting_threads_lose_and_double_nothing,
+    ),
+    (LeavesFuturesOpenWhenClosed, kit.test_closing_finishes_what_was_submitted_and_refuses_more),
     (AnswersByName, kit.test_many_batches_are_answered_in_their_order),
     (DeletesWhateverCame, kit.test_a_stream_that_was_begun_again_is_not_deleted),
     (KeepsSnapshotsOfEarlierStreams, kit.test_a_snapshot_of_an_earlier_stream_is_not_kept),

@@ -13,13 +13,11 @@ import psycopg
 import pytest
 from tests.postgres.sessions import Session, late_commits_held, lose_before_commit, somebody_waits_for, until
 
-from runstate.conformance.notes import keys, note, notes, seqs, stored
+from runstate.conformance.notes import keys, notes, seqs, stored
 from runstate.conformance.threads import race_all
 from runstate.errors import AppendOutcomeUnknown, InvalidEvent, SequenceConflict
 from runstate.logs.log import AppendResult
 from runstate.logs.postgres import PostgresLog
-from runstate.logs.postgres.appends import Append
-from runstate.logs.postgres.groups import Groups
 from runstate.logs.postgres.log import busy_timeout_default_s
 
 Answers = list[Future[list[AppendResult]]]
@@ -35,7 +33,7 @@ def grouped(log: PostgresLog, session: Session, tasks: Sequence[Callable[[], lis
             answers = []
             for number, task in enumerate(tasks):
                 answers.append(pool.submit(task))
-                until(lambda number=number: len(log._writer._groups._waiting) == number + 1)  # type: ignore[misc]
+                until(lambda number=number: len(log._writer._groups._line) == number + 1)  # type: ignore[misc]
         yield answers
 
 
@@ -127,26 +125,6 @@ def test_groups_of_several_processes_on_the_same_streams_never_lock_each_other_o
     assert list(log.verify()) == []
     for number in range(5):
         assert all(a + 1 == b for a, b in pairwise(seqs(stored(log, f"s{number}"))))
-
-
-def test_an_interrupted_leader_passes_on() -> None:
-    written: list[Append] = []
-
-    def write(group: list[Append]) -> None:
-        if not written:
-            written.extend(group)
-            until(lambda: len(groups._waiting) == 2)
-            raise KeyboardInterrupt
-        written.extend(group)
-
-    groups = Groups(write)
-    with ThreadPoolExecutor(3) as pool:
-        leader = pool.submit(groups.run, Append("s", [], None))
-        until(lambda: bool(written))
-        others = [pool.submit(groups.run, Append("s", [note("a")], None)) for _ in range(2)]
-        assert isinstance(leader.exception(), KeyboardInterrupt)
-        assert [other.exception() for other in others] == [None, None]
-    assert len(written) == 3
 
 
 def seqs_of(results: list[AppendResult]) -> list[int]:

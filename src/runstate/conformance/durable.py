@@ -20,6 +20,7 @@ from runstate.conformance.workers import Acknowledged, Worker, check_stored
 from runstate.conformance.writer import Task
 from runstate.errors import LogClosed, ModelMismatch, StreamDeleted
 from runstate.logs.log import Capability, EventLog, Position, Record
+from runstate.logs.submitting import submit
 
 
 class DurableLogConformance(LogKit):
@@ -40,6 +41,14 @@ class DurableLogConformance(LogKit):
         log = opener()
         assert [(stored(log, name), log.stream(name)) for name in ("s", "t")] == before
         assert list(log.verify()) == []
+
+    def test_what_was_submitted_before_closing_is_there_after_reopening(self, log: EventLog, opener: Opener) -> None:
+        for number in range(self.some(30)):
+            submit(log, f"s{number % 3}", notes(f"k{number}"))
+        log.close()
+        log = opener()
+        found = [key for number in range(3) for key in keys(stored(log, f"s{number}"))]
+        assert sorted(found) == sorted(f"k{number}" for number in range(self.some(30)))
 
     def test_keys_are_known_after_reopening(self, log: EventLog, opener: Opener) -> None:
         (first,) = log.append("s", [note("a", "one")])

@@ -16,6 +16,7 @@ from runstate.conformance.claims.races import RaceClaims
 from runstate.conformance.claims.reads import ReadClaims
 from runstate.conformance.claims.refusals import RefusalClaims
 from runstate.conformance.claims.snapshotting import SnapshottingClaims
+from runstate.conformance.claims.submissions import SubmissionClaims
 from runstate.conformance.claims.tenants import TenantClaims
 from runstate.conformance.claims.tombstones import TombstoneClaims
 from runstate.conformance.history import check_histories, how_default
@@ -29,6 +30,7 @@ proved_by_a_class = frozenset({Capability.DURABLE, Capability.MULTI_PROCESS})
 class LogConformance(
     AppendClaims,
     BulkClaims,
+    SubmissionClaims,
     KeyClaims,
     ReadClaims,
     FeedClaims,

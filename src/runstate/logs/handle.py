@@ -31,9 +31,14 @@ class Handle:
     def close(self) -> None:
         if self._closed:
             return
+        if self._process is _this_process:
+            self._finish()
         self._closed = True
         if self._process is _this_process:
             self._release()
+
+    def _finish(self) -> None:
+        """Finish what was submitted, while the log is still open."""
 
     def _release(self) -> None:
         """Finish what was accepted, then give back files, connections and threads."""

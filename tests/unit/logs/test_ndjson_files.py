@@ -429,7 +429,7 @@ def test_threads_share_flushes() -> None:
         with run.turn:  # All of them are in line before the first has its turn.
             done = [pool.submit(write, number) for number in range(16)]
             start.wait()
-            while len(run._waiting) < 16:
+            while len(run._line._line) < 16:
                 time.sleep(0)
         for future in done:
             future.result()

@@ -17,9 +17,9 @@ from threading import Lock
 from runstate.errors import InvalidUrl, StreamNotFound
 from runstate.logs.adoption import check_records
 from runstate.logs.blobs import Blobs
+from runstate.logs.bulk import Answer
 from runstate.logs.file_blobs import FileBlobs, read_beside
 from runstate.logs.log import (
-    AppendResult,
     Capability,
     FeedPage,
     Finding,
@@ -49,11 +49,12 @@ from runstate.logs.ndjson.held import Held
 from runstate.logs.ndjson.index import find_snapshot, read_index, read_known
 from runstate.logs.ndjson.reading import Mark, RecentMarks, View, extent, missing_events, read_head
 from runstate.logs.ndjson.repair import repair
-from runstate.logs.ndjson.run import Gone, Job, Run
+from runstate.logs.ndjson.run import Gone, Run
 from runstate.logs.ndjson.verify import verify_run
 from runstate.logs.stream_directories import LOCKS, files_beside, prepare_root, streams_among
+from runstate.logs.submitting import Append, StreamwiseLog
 from runstate.logs.tombstone_files import check_deletable, counting_tombstone, replace_tombstone, verify_tombstones
-from runstate.models.model import Draft, check_file_stream
+from runstate.models.model import check_file_stream
 from runstate.storage.directories import lock_in
 from runstate.storage.disk import Disk, File, RealDisk
 from runstate.storage.disk_errors import translated
@@ -72,7 +73,7 @@ def open_url(url: str, *, create: bool = True) -> NdjsonLog:
     return NdjsonLog(Path(path), create=create)
 
 
-class NdjsonLog(FileBlobs):
+class NdjsonLog(StreamwiseLog, FileBlobs):
     """A directory of run directories. Threads may share it; another process may write to other runs."""
 
     capabilities = frozenset(Capability) - {Capability.MULTI_PROCESS, Capability.FEED}
@@ -99,15 +100,10 @@ class NdjsonLog(FileBlobs):
 
     # --- events --------------------------------------------------------------------------------------------
 
-    def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
-        check_file_stream(stream)
-        self._check_open()
-        while drafts:
-            job = Job(drafts, expected_seq)
+    def _append_to(self, stream: str, appends: list[Append]) -> list[Answer]:
+        while True:
             with self._writing(stream) as run, suppress(Gone):
-                run.append(job)
-                return job.result
-        return []
+                return run.append(appends)
 
     def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         check_file_stream(stream)

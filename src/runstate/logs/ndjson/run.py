@@ -1,12 +1,10 @@
 """One run that this process writes to: its lock, its group commits, its snapshots.
 
-Callers put their appends in line. One of them leads: it writes all that wait in one write, flushes once, wakes them,
-and appoints the next. There is no thread of the log's own.
+Appends that wait are written in one write and flushed once, by the caller that leads.
 """
 
 from __future__ import annotations
 
-from _thread import allocate_lock
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from functools import partial
@@ -16,8 +14,10 @@ from msgspec import UNSET, UnsetType
 
 from runstate.errors import AppendOutcomeUnknown, RunstateError, Unsupported
 from runstate.logs.adoption import key_taken, new_records
+from runstate.logs.bulk import Answer
 from runstate.logs.frames import LINE_DAMAGED, Damage
-from runstate.logs.log import AppendResult, Finding, Record, StoredSnapshot, Tombstone, now
+from runstate.logs.group_commit import GroupCommit
+from runstate.logs.log import Finding, Record, StoredSnapshot, Tombstone, now
 from runstate.logs.ndjson.files import RunFiles
 from runstate.logs.ndjson.held import Held
 from runstate.logs.ndjson.index import Entry, Index, put_snapshot, read_index, write_index
@@ -28,6 +28,7 @@ from runstate.logs.ndjson.recovery import load
 from runstate.logs.planning import StreamPlan
 from runstate.logs.sealed import sealed
 from runstate.logs.stream_models import model_after
+from runstate.logs.submitting import Append
 from runstate.logs.tombstone_files import drop_if_restored, find_tombstone
 from runstate.logs.tombstones import if_counting
 from runstate.models.canonical import digest
@@ -46,29 +47,14 @@ class Gone(Exception):
     """This run was let go of meanwhile; ask the log for it again."""
 
 
-class Job:
-    """One caller's append: what it asks for, and what came of it."""
-
-    __slots__ = ("done", "drafts", "error", "expected_seq", "result", "wake")
-
-    def __init__(self, drafts: Sequence[Draft], expected_seq: int | None) -> None:
-        self.drafts, self.expected_seq = drafts, expected_seq
-        self.result: list[AppendResult] = []
-        self.error: Exception | None = None
-        self.done = False
-        # A bare lock, taken here and released by whoever has news, wakes its waiter faster than any event object.
-        self.wake = allocate_lock()
-        self.wake.acquire()
-
-
 class _Group:
     """Lines on their way into the file."""
 
     def __init__(self, held: Held, plan: StreamPlan) -> None:
         self.held, self.plan = held, plan
         self.lines: list[bytes] = []
-        self.jobs: list[Job] = []
-        """The jobs that have a line among them."""
+        self.appends: list[Append] = []
+        """Those that have a line among them."""
         self.has_batch = False
 
 
@@ -79,9 +65,7 @@ class Run:
         self.files, self.turn, self.users = files, Lock(), 0
         self.held: Held | None = None
         self._disk, self._lock, self._report = disk, lock, report
-        self._waiting: list[Job] = []
-        self._leader: Job | None = None
-        self._gate = Lock()
+        self._line = GroupCommit(self._serve, Append.result, turn=self.turn)
         self._pending: File | None = None
         self._index: Index | None = None
         self._tombstone: Tombstone | UnsetType | None = UNSET
@@ -89,32 +73,13 @@ class Run:
 
     # --- appending -----------------------------------------------------------------------------------------
 
-    def append(self, job: Job) -> None:
+    def append(self, appends: Sequence[Append]) -> list[Answer]:
         """Append, together with all who wait meanwhile.
 
         Raises:
-            Gone: nothing was written; the run was closed before this append had its turn.
-            SequenceConflict, StreamDeleted, LogBusy, LogFull, LogDamaged, LogFailed: nothing was written.
-            AppendOutcomeUnknown: it may have been.
+            Gone: nothing was written; the run was closed before these appends had their turn.
         """
-        with self._gate:
-            self._waiting.append(job)
-            if self._leader is None:
-                self._appoint()
-        try:
-            job.wake.acquire()
-            if not job.done:
-                with self.turn:
-                    self._serve()
-        finally:
-            # Whoever leaves, interrupted or not, leaves nobody waiting for it.
-            with self._gate:
-                if job in self._waiting:
-                    self._waiting.remove(job)
-                if self._leader is job:
-                    self._appoint()
-        if job.error is not None:
-            raise job.error
+        return self._line.run_all(appends)
 
     def adopt(self, records: Sequence[Record], model: str) -> int:
         """Append those of another log's records that are new; how many they are. The caller has the turn.
@@ -169,43 +134,33 @@ class Run:
             self.held = held
         return self.held
 
-    def _appoint(self) -> None:
-        """Wake the one who has waited longest, to write for all who wait by then. The caller holds the gate."""
-        self._leader = self._waiting[0] if self._waiting else None
-        if self._leader is not None:
-            self._leader.wake.release()
+    def _serve(self, appends: list[Append]) -> None:
+        """Write and flush a group of appends. The caller has the turn.
 
-    def _serve(self) -> None:
-        with self._gate:
-            jobs, self._waiting = self._waiting, []
-        failure: Exception | None = AppendOutcomeUnknown("The append was interrupted; send the same keys again")
-        waiting = jobs
+        Raises:
+            Gone: the run was closed.
+            RunstateError: nothing was written.
+        """
+        if self.closed:
+            raise Gone
+        is_sound = False
         try:
-            if self.closed:
-                raise Gone
             held = self.load()
             group = _Group(held, self._plan(held, self._find_tombstone()))
-            for job in jobs:
-                self._add(group, job)
-            waiting = group.jobs
+            for append in appends:
+                self._add(group, append)
             failure = self._write(group) if group.lines else None
-            if if_counting(group.plan.tombstone, group.plan.last_seq) or not group.plan.last_seq:
-                # The log lets go of a run that is not loaded, and of its lock: another process may restore the run.
-                self._let_go()
-        except (Gone, RunstateError) as error:
-            failure = error
+            is_deleted = if_counting(group.plan.tombstone, group.plan.last_seq) or not group.plan.last_seq
+            is_sound = failure is None and not is_deleted
         except OSError as error:
-            failure = translate(error)
+            raise translate(error) from error
         finally:
-            # Also when the caller whose turn it is was interrupted: the others must not wait for ever.
-            if failure is not None and waiting:
+            # Of a deleted run too: the log lets go of a run that is not loaded, and another process may restore it.
+            if not is_sound:
                 self._let_go()
-            for job in jobs:
-                if failure is not None and job in waiting:
-                    job.error = failure.again() if isinstance(failure, RunstateError) else failure
-                job.done = True
-                if job is not self._leader:
-                    job.wake.release()
+        if failure is not None:
+            for append in group.appends:
+                append.answer = failure.again()
 
     def _plan(self, held: Held, tombstone: Tombstone | None) -> StreamPlan:
         find = partial(self._stored, held)
@@ -218,8 +173,8 @@ class Run:
             self._tombstone = find_tombstone(self._disk, self.files.root, self.files.stream)
         return self._tombstone
 
-    def _add(self, group: _Group, job: Job) -> None:
-        """Write a job's new lines down in the group, or its refusal in the job."""
+    def _add(self, group: _Group, append: Append) -> None:
+        """Write an append's new lines down in the group, and its answer if the group is written."""
         lines: list[bytes] = []
 
         def render(stream: str, seq: int, persisted_at: str, draft: Draft, previous: bytes | None) -> Record:
@@ -227,20 +182,20 @@ class Run:
             lines.append(line)
             return record
 
-        is_retry = any(draft.key in group.plan.new for draft in job.drafts)
+        is_retry = any(draft.key in group.plan.new for draft in append.drafts)
         try:
-            job.result = group.plan.add(job.drafts, job.expected_seq, now(), render)
+            append.answer = group.plan.add(append.drafts, append.expected_seq, now(), render)
         except RunstateError as error:
-            job.error = error
+            append.answer = error
             return
         except OSError as error:
-            job.error = translate(error)
+            append.answer = translate(error)
             return
         group.lines += lines
         group.has_batch |= len(lines) > 1
         # A retry of what a group is about to write stands or falls with that group.
         if lines or is_retry:
-            group.jobs.append(job)
+            group.appends.append(append)
 
     def _stored(self, held: Held, key: str) -> Record | None:
         found = (self._record(held, seq) for seq in held.seqs_of(key))
@@ -256,7 +211,7 @@ class Run:
             moved = Damage(LINE_DAMAGED, f"Line {seq} is not where it was")
             raise damaged(self.files.stream, moved, seq, held.end) from error
 
-    def _write(self, group: _Group) -> Exception | None:
+    def _write(self, group: _Group) -> RunstateError | None:
         """Write and flush a group. What went wrong, if anything did."""
         held = group.held
         data = b"".join([line + b"\n" for line in group.lines])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from concurrent.futures import Future
 from typing import TypeVar
 
 from psycopg.types.numeric import Int8
@@ -155,9 +155,7 @@ class PostgresLog(Handle):
         if not drafts:
             return []
         check_migrated(self._version)
-        wanted = Append(stream, drafts, expected_seq)
-        self._writer.append(wanted)
-        return wanted.results or []
+        return self._writer.append(Append(stream, drafts, expected_seq))
 
     def append_many(self, batches: Sequence[Batch]) -> list[Answer]:
         self._check_open()
@@ -174,12 +172,21 @@ class PostgresLog(Handle):
         self._check_open()
         check_migrated(self._version)
         appends = [Append(stream, drafts, expected_seq, make) for stream, drafts in batches]
-        if len(appends) == 1:
-            with suppress(RunstateError):  # It is the answer.
-                self._writer.append(appends[0])
-        else:
+        if len(appends) > 1:
             self._writer.append_many(appends)
-        return [append.error or append.results or [] for append in appends]
+            return [append.error or append.results or [] for append in appends]
+        try:
+            return [self._writer.append(append) for append in appends]
+        except RunstateError as error:
+            return [error]
+
+    def submit(
+        self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None
+    ) -> Future[list[AppendResult]]:
+        check_stream(stream)
+        self._check_open()
+        check_migrated(self._version)
+        return self._writer.submit(Append(stream, tuple(drafts), expected_seq))
 
     def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         check_stream(stream)
@@ -368,6 +375,7 @@ class PostgresLog(Handle):
         return self._connections.run(lambda connection: blobs.remove(connection, marked))
 
     def _release(self) -> None:
+        self._writer.close()
         self._bell.close()
         self._connections.close()
 

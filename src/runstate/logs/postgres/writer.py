@@ -10,23 +10,32 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 from runstate.errors import AppendOutcomeUnknown, LogBusy, LogFailed, RunstateError, StreamDeleted
 from runstate.logs.adoption import key_taken, new_records
-from runstate.logs.log import Record
+from runstate.logs.group_commit import GroupCommit
+from runstate.logs.log import AppendResult, Record
 from runstate.logs.postgres.appends import Answer, Append, Head, Written, commit, lock_heads, plan, read_head
 from runstate.logs.postgres.arrays import Numbers, Texts
 from runstate.logs.postgres.connections import Connections
 from runstate.logs.postgres.deletion import drop_tombstone, find_tombstones, select_tombstones
-from runstate.logs.postgres.groups import Groups
 from runstate.logs.postgres.guesses import Guesses, commit_guessed
 from runstate.logs.postgres.transactions import Connection, ConnectionLost, begin, set_local
 from runstate.logs.stream_models import model_after
 from runstate.logs.tombstones import Tombstone, check_not_deleted
 
+T = TypeVar("T")
+
 shared_drafts_max = 32
 """Drafts of an append that shares its transaction. The work of a larger one is better done beside the others'."""
+
+group_drafts_max = 1000
+"""Drafts that share a transaction; more would only make all of them wait longer."""
+
+gather_max_s = 0.001
 
 appends_max = 500
 """Appends of one caller that share a transaction. Others wait for the heads that it has locked."""
@@ -48,33 +57,36 @@ class Writer:
         """`committed` is called after each transaction that has written something, before its callers are told."""
         self._connections, self._busy_timeout_s, self._committed = connections, busy_timeout_s, committed
         self.guesses = Guesses()
-        self._groups = Groups(self._write_group)
+        self._groups = self._group(self._write_group, self._answer)
         self._gate = threading.Lock()
-        self._held: dict[str, tuple[Groups, int]] = {}
+        self._held: dict[str, tuple[GroupCommit[Append, None], int]] = {}
         """For streams whose head was held by somebody else: the appends that wait for it, and how many they are."""
 
-    def append(self, append: Append) -> None:
+    def append(self, append: Append) -> list[AppendResult]:
         """Answer an append, once what it writes is durable.
 
         Raises:
             ModelMismatch, StreamDeleted, SequenceConflict, LogBusy, LogFull, LogClosed: nothing was written.
             AppendOutcomeUnknown: it may have been.
         """
-        if len(append.drafts) > shared_drafts_max:
-            self._try_guessed([append])
-        else:
-            if append.stream not in self._held:
-                self._groups.run(append)
-            if append.is_open:
-                self._wait_with_others(append)
-        self._finish(append)
-        if append.error is not None:
-            raise append.error
+        if len(append.drafts) <= shared_drafts_max and append.stream not in self._held:
+            return self._groups.run(append)
+        return self._answer(append)
+
+    def submit(self, append: Append) -> Future[list[AppendResult]]:
+        """Run one append without waiting for it."""
+        if not append.drafts:
+            append.settle([])
+        return self._groups.submit(append)
+
+    def close(self) -> None:
+        """Finish what was submitted, and take nothing more."""
+        self._groups.close()
 
     def append_many(self, appends: Sequence[Append]) -> None:
         """Answer many appends of different streams, in as few transactions as there can be. None of them is raised."""
         for start in range(0, len(appends), appends_max):
-            self._write_group(list(appends[start : start + appends_max]))
+            self._write_together(list(appends[start : start + appends_max]))
         for append in appends:
             self._finish(append)
 
@@ -101,10 +113,31 @@ class Writer:
             except UnicodeEncodeError as error:
                 raise LogFailed(f"It cannot be written: {error!r}") from error
 
+    def _group(self, flush: Callable[[list[Append]], None], answer: Callable[[Append], T]) -> GroupCommit[Append, T]:
+        return GroupCommit(
+            flush,
+            answer,
+            weigh=lambda append: len(append.drafts),
+            weight_max=group_drafts_max,
+            gather_max_s=gather_max_s,
+            name="runstate-postgres-writer",
+        )
+
+    def _answer(self, append: Append) -> list[AppendResult]:
+        """What came of an append. One that its group had to leave open waits for its stream."""
+        if append.is_open and len(append.drafts) <= shared_drafts_max:
+            self._wait_with_others(append)
+        elif append.is_open:
+            self._try_guessed([append])
+        self._finish(append)
+        if append.error is not None:
+            raise append.error
+        return append.results or []
+
     def _wait_with_others(self, append: Append) -> None:
         """Write an append, with all others to the same stream, as soon as its head is free."""
         with self._gate:
-            groups, number = self._held.get(append.stream) or (Groups(self._write_held), 0)
+            groups, number = self._held.get(append.stream) or (self._group(self._write_held, _no_answer), 0)
             self._held[append.stream] = groups, number + 1
         try:
             groups.run(append)
@@ -115,6 +148,10 @@ class Writer:
                     self._held[append.stream] = groups, number - 1
 
     def _write_group(self, appends: list[Append]) -> None:
+        # One that is answered already was in a group whose leader was interrupted.
+        self._write_together([each for each in appends if each.is_open and len(each.drafts) <= shared_drafts_max])
+
+    def _write_together(self, appends: list[Append]) -> None:
         left = self._try_guessed(appends)
         # One stream alone is not looked at here: whoever has appended to it since may hold its head.
         if len({append.stream for append in left}) > 1:
@@ -235,6 +272,10 @@ def _settle_missing(answers: dict[Append, Answer], unwritten: set[str], tombston
         else:
             if append.stream not in unwritten:
                 append.settle(answer)
+
+
+def _no_answer(_append: Append) -> None:
+    """For a group whose appends are looked at by their callers."""
 
 
 def _leave_unknown(appends: list[Append], why: str) -> None:

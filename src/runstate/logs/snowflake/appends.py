@@ -110,13 +110,17 @@ class Stream(StreamPlan):
 class Append:
     """One caller's append: what it asks for, and what came of it."""
 
-    __slots__ = ("drafts", "error", "expected_seq", "is_done", "result", "stream")
+    __slots__ = ("drafts", "error", "expected_seq", "result", "stream")
 
     def __init__(self, stream: str, drafts: Sequence[Draft], expected_seq: int | None) -> None:
         self.stream, self.drafts, self.expected_seq = stream, drafts, expected_seq
         self.result: list[AppendResult] = []
         self.error: RunstateError | None = None
-        self.is_done = False
+
+    def answer(self) -> list[AppendResult]:
+        if self.error is not None:
+            raise self.error
+        return self.result
 
 
 def checksum(position: int, record: Record) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import msgspec
@@ -128,25 +129,24 @@ class SnowflakeLog(Handle):
     def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
         check_stream(stream)
         self._check_open()
-        if not drafts:
-            return []
-        check_migrated(self._version)
-        append = Append(stream, drafts, expected_seq)
-        for draft in drafts:
-            _text(draft.key)  # It is looked up before it is checked with the rest.
-        self._writer.append(append)
-        return append.result
+        return self._writer.append(self._checked(stream, drafts, expected_seq)) if drafts else []
 
     def append_many(self, batches: Sequence[Batch]) -> list[Answer]:
         self._check_open()
+        return self._writer.append_many([self._checked(stream, drafts, None) for stream, drafts in batches])
+
+    def submit(
+        self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None
+    ) -> Future[list[AppendResult]]:
+        self._check_open()
+        return self._writer.submit(self._checked(stream, tuple(drafts), expected_seq))
+
+    def _checked(self, stream: str, drafts: Sequence[Draft], expected_seq: int | None) -> Append:
+        check_stream(stream)
         check_migrated(self._version)
-        for stream, drafts in batches:
-            check_stream(stream)
-            for draft in drafts:
-                _text(draft.key)  # It is looked up before it is checked with the rest.
-        appends = [Append(stream, drafts, None) for stream, drafts in batches]
-        self._writer.append_many(appends)
-        return [append.result if append.error is None else append.error for append in appends]
+        for draft in drafts:
+            _text(draft.key)  # It is looked up before it is checked with the rest.
+        return Append(stream, drafts, expected_seq)
 
     def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         check_stream(stream)

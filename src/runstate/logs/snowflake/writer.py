@@ -1,18 +1,22 @@
 """One writer at a time among all processes, and as many appends as possible in each of its transactions.
 
 The gate is the only row of `runstate_log`. Every transaction begins with an UPDATE of it, which takes positions for the
-feed; Snowflake lets no second transaction update the row before the first has ended. Within a process, callers queue:
-whoever's turn it is takes along all appends that wait, since a transaction costs much and a row in it little.
+feed; Snowflake lets no second transaction update the row before the first has ended. Within a process, appends that
+wait share a transaction, since a transaction costs much and a row in it little.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from threading import Lock
 from typing import TypeVar
 
 from runstate.errors import AppendOutcomeUnknown, LogBusy, LogClosed, LogDamaged, RunstateError
+from runstate.logs.bulk import Answer
+from runstate.logs.group_commit import GroupCommit
+from runstate.logs.log import AppendResult
 from runstate.logs.snowflake.appends import Append, append_group
 from runstate.logs.snowflake.connections import ConnectionLost, Connections, Session, pauses
 
@@ -28,36 +32,33 @@ class Writer:
 
     def __init__(self, connections: Connections, busy_timeout_s: float) -> None:
         self._connections, self._busy_timeout_s = connections, busy_timeout_s
-        self._waiting: list[Append] = []
-        self._entrance = Lock()
-        """Held to look at what waits, for a moment."""
         self._turn = Lock()
-        """Held by whoever writes."""
+        """Held by the caller that writes."""
+        self._line = GroupCommit(
+            self._commit,
+            Append.answer,
+            weigh=lambda append: len(append.drafts),
+            weight_max=drafts_max,
+            turn=self._turn,
+            name="runstate-snowflake-writer",
+        )
         self._closed = False
 
-    def append(self, append: Append) -> None:
+    def append(self, append: Append) -> list[AppendResult]:
         """Run one append, with others or alone, and wait for its commit.
 
         Raises:
             RunstateError: what has refused it, or all of its transaction.
         """
-        self.append_many([append])
-        if append.error is not None:
-            raise append.error
+        return self._line.run(append)
 
-    def append_many(self, appends: list[Append]) -> None:
-        """Run many appends. Each has its result or its error then.
+    def append_many(self, appends: list[Append]) -> list[Answer]:
+        """Run many appends, in as few transactions as there can be."""
+        return self._line.run_all(appends)
 
-        Raises:
-            LogClosed: nothing was written.
-        """
-        with self._entrance:
-            if self._closed:
-                raise LogClosed()
-            self._waiting += appends
-        with self._turn:
-            while not all(append.is_done for append in appends):
-                self._commit(self._next_group())
+    def submit(self, append: Append) -> Future[list[AppendResult]]:
+        """Run one append without waiting for it."""
+        return self._line.submit(append)
 
     def alone(self, positions: int, work: Callable[[Session], T]) -> T:
         """Run any other change in a transaction of its own. Raises what `work` raises, and what `append` does."""
@@ -68,44 +69,30 @@ class Writer:
 
     def close(self) -> None:
         """Finish what was accepted, and take nothing more."""
-        with self._entrance:
-            self._closed = True
+        self._line.close()
         with self._turn:
-            while group := self._next_group():
-                self._commit(group)
-
-    def _next_group(self) -> list[Append]:
-        with self._entrance:
-            count, size = 0, 0
-            for append in self._waiting:
-                size += len(append.drafts)
-                if count and size > drafts_max:
-                    break
-                count += 1
-            group, self._waiting = self._waiting[:count], self._waiting[count:]
-            return group
+            self._closed = True
 
     def _commit(self, group: list[Append]) -> None:
+        """Write a group in one transaction. Each append has its result or its error then.
+
+        Raises:
+            RunstateError: the answer to all of them.
+        """
+        group = [append for append in group if append.drafts]
         positions = sum(len(append.drafts) for append in group)
         try:
             self._transaction(positions, lambda session: append_group(session, group))
-        except (AppendOutcomeUnknown, LogBusy, LogClosed) as error:
-            for append in group:
-                append.error = error.again()
-        except RunstateError as error:
-            if len(group) > 1:  # What one of them has done wrong is no matter of the others.
-                for append in group:
-                    self._commit([append])
-                return
-            group[0].error = error
-        except BaseException:
-            # An interrupt in the caller whose turn it was. The others must neither wait for ever, nor think it failed.
-            for append in group:
-                append.error = AppendOutcomeUnknown()
-                append.is_done = True
+        except (AppendOutcomeUnknown, LogBusy, LogClosed):
             raise
-        for append in group:
-            append.is_done = True
+        except RunstateError:
+            if len(group) <= 1:
+                raise
+            for append in group:  # What one of them has done wrong is no matter of the others.
+                try:
+                    self._commit([append])
+                except RunstateError as error:
+                    append.error = error
 
     def _transaction(self, positions: int, work: Callable[[Session], T]) -> T:
         deadline = time.monotonic() + self._busy_timeout_s

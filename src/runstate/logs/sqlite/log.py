@@ -11,6 +11,7 @@ import random
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -161,9 +162,7 @@ class SqliteLog(Handle):
         self._check_open()
         if not drafts:
             return []
-        append = Append(stream, drafts, expected_seq)
-        self._writing().append(append)
-        return append.result
+        return self._writing().append(Append(stream, drafts, expected_seq))
 
     def append_many(self, batches: Sequence[Batch]) -> list[Answer]:
         return self._append_many([Append(stream, drafts, None) for stream, drafts in batches])
@@ -177,8 +176,14 @@ class SqliteLog(Handle):
         for append in appends:
             check_stream(append.stream)
         self._check_open()
-        self._writing().append_many(appends)
-        return [append.result if append.error is None else append.error for append in appends]
+        return self._writing().append_many(appends)
+
+    def submit(
+        self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None
+    ) -> Future[list[AppendResult]]:
+        check_stream(stream)
+        self._check_open()
+        return self._writing().submit(Append(stream, tuple(drafts), expected_seq))
 
     def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         check_stream(stream)

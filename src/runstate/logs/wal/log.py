@@ -15,6 +15,7 @@ from pathlib import PurePath
 from runstate.errors import LogDamaged, StreamNotFound, Truncated
 from runstate.logs.adoption import check_records
 from runstate.logs.blobs import Blobs
+from runstate.logs.bulk import Answer
 from runstate.logs.file_blobs import FileBlobs
 from runstate.logs.log import (
     AppendResult,
@@ -34,6 +35,7 @@ from runstate.logs.log import (
 )
 from runstate.logs.stream_directories import LOCKS, files_beside, prepare_root, streams_among
 from runstate.logs.stream_models import model_after
+from runstate.logs.submitting import Append, StreamwiseLog
 from runstate.logs.tombstone_files import (
     check_deletable,
     counting_tombstone,
@@ -52,10 +54,7 @@ from runstate.logs.wal.reader import WalReader
 from runstate.logs.wal.reading import View, check_known
 from runstate.logs.wal.recovery import stands_in
 from runstate.logs.wal.repair import rehearse_repair, repair_stream
-from runstate.logs.wal.snapshots import (
-    find_snapshots,
-    write_snapshot,
-)
+from runstate.logs.wal.snapshots import find_snapshots, write_snapshot
 from runstate.logs.wal.tickets import Ticket
 from runstate.logs.wal.verify import verify_stream
 from runstate.logs.wal.writer import Writer
@@ -68,7 +67,7 @@ from runstate.storage.removed_directories import Sweeper, remove_directory
 _seq_max = 2**63 - 1
 
 
-class WalLog(FileBlobs):
+class WalLog(StreamwiseLog, FileBlobs):
     """A directory of streams. Threads may share it; another process may write to other streams."""
 
     capabilities = frozenset(Capability) - {Capability.MULTI_PROCESS, Capability.FEED}
@@ -99,9 +98,11 @@ class WalLog(FileBlobs):
     def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
         self._check_open()
         if not drafts:
-            check_file_stream(stream)
-            return []
+            return super().append(stream, drafts)
         return self._writers.on(stream, Writer.append, drafts, expected_seq)
+
+    def _append_to(self, stream: str, appends: list[Append]) -> list[Answer]:
+        return self._writers.on(stream, lambda writer, *_: writer.append_all(appends), (), None)
 
     def append_buffered(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> Ticket:
         """Append to the buffer: the seqs are known at once, durability comes with the next flush.

@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from runstate.errors import RunstateError
+from runstate.logs.bulk import Answer
 from runstate.logs.log import AppendResult
 from runstate.logs.wal.entries import Entry
 from runstate.models.model import Draft
@@ -100,6 +101,22 @@ class Job:
         self.ticket: Ticket | None = None
         self.error: Exception | None = None
         """Why it was refused; nothing of it was buffered."""
+
+    def answer(self, flush: Ticket) -> list[AppendResult]:
+        """What came of it, once the flush that it waited for is over. Raises why it failed."""
+        if self.error is not None:
+            raise self.error
+        return (self.ticket or flush).wait()
+
+
+def answers_of(jobs: Sequence[Job], flush: Ticket) -> list[Answer]:
+    answers: list[Answer] = []
+    for job in jobs:
+        try:
+            answers.append(job.answer(flush))
+        except RunstateError as error:
+            answers.append(error)
+    return answers
 
 
 class Batch:

@@ -17,7 +17,9 @@ import msgspec
 from msgspec import UNSET
 
 from runstate.errors import AppendOutcomeUnknown, LogClosed, RunstateError, StreamDeleted
+from runstate.logs.bulk import Answer
 from runstate.logs.log import AppendResult, Finding, Record
+from runstate.logs.submitting import Append
 from runstate.logs.tombstone_files import find_tombstone
 from runstate.logs.wal.buffer import Buffer
 from runstate.logs.wal.files import StreamFiles
@@ -27,7 +29,7 @@ from runstate.logs.wal.ledger import reserve_step, write_ledger
 from runstate.logs.wal.options import WalOptions
 from runstate.logs.wal.reading import View
 from runstate.logs.wal.recovery import load
-from runstate.logs.wal.tickets import Batch, Job, Outcome, Ticket, Waiter
+from runstate.logs.wal.tickets import Batch, Job, Outcome, Ticket, Waiter, answers_of
 from runstate.models.model import Draft
 from runstate.storage import disk as files_door
 from runstate.storage.disk import Disk
@@ -122,20 +124,26 @@ class Writer:
             AppendOutcomeUnknown: it may have been.
         """
         job = Job(drafts, expected_seq)
+        return job.answer(self._flush_jobs([job]))
+
+    def append_all(self, appends: Sequence[Append]) -> list[Answer]:
+        """Append many times, with one flush. Each is answered as `append` would answer it."""
+        jobs = [Job(append.drafts, append.expected_seq) for append in appends]
+        return answers_of(jobs, self._flush_jobs(jobs))
+
+    def _flush_jobs(self, jobs: list[Job]) -> Ticket:
         with self.gate:
             self.loaded()
             outcome = self._buffer.filling.outcome
-            self._buffer.filling.jobs.append(job)
+            self._buffer.filling.jobs += jobs
             waiter = self._enlisted(outcome)
         try:
             self._await(outcome, waiter, None)
         except BaseException:
-            with self.gate, suppress(ValueError):  # Who is interrupted takes back what has no place yet.
-                self._buffer.filling.jobs.remove(job)
+            with self.gate:  # A caller that is interrupted takes back what has no seq yet.
+                self._buffer.filling.jobs = [job for job in self._buffer.filling.jobs if job not in jobs]
             raise
-        if job.error is not None:
-            raise job.error
-        return (job.ticket or Ticket(self, outcome, [])).wait()
+        return Ticket(self, outcome, [])
 
     def known(self, key: str) -> int | None:
         with self.gate:
