@@ -22,7 +22,8 @@ from runstate.errors import InvalidUrl, LogBusy, LogFailed, LogNotFound, NotALog
 from runstate.logs.log import Position, now
 from runstate.logs.sqlite.readers import ReadOnlyReaders, can_write
 from runstate.models.model import Alert
-from runstate.storage.disk import LockBusy, RealDisk, make_directories
+from runstate.storage.directories import make_directories
+from runstate.storage.disk import LockBusy, RealDisk
 from runstate.storage.permissions import denial, is_writable, not_writable
 from runstate.storage.target_directory import check_target
 

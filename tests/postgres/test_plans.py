@@ -12,8 +12,7 @@ from psycopg import sql
 from tests.postgres.sessions import Session
 
 from runstate.logs.log import now
-from runstate.logs.postgres import PostgresLog, appends, deletion, guesses, open_url, writer
-from runstate.logs.postgres import log as logs
+from runstate.logs.postgres import PostgresLog, appends, deletion, guesses, open_url, queries, writer
 from runstate.logs.postgres.arrays import Blobs, Numbers, Texts
 
 pytestmark = pytest.mark.slow
@@ -49,6 +48,16 @@ _rows: dict[str, Any] = {
 }
 
 
+_snapshots: dict[str, Any] = {
+    "kept_of": _some,
+    "kept_models": _some,
+    "kept_versions": Numbers([1, 1]),
+    "kept_seqs": Numbers([9, 9]),
+    "kept_digests": _some,
+    "kept_bodies": Blobs([b"{}", b"{}"]),
+}
+
+
 def _statements(last_seq: int, transaction: str) -> dict[str, tuple[str, Any]]:
     """Every statement that an append, a fetch or the feed sends, with values from the middle of the table."""
     heads = {"ids": Numbers([7, 8]), "of": Numbers([7, 8]), "befores": Numbers([last_seq, 100])}
@@ -60,21 +69,22 @@ def _statements(last_seq: int, transaction: str) -> dict[str, tuple[str, Any]]:
         "lock free": (appends.lock_free_heads, (names,)),
         "known": (appends._known, (names, Numbers([1, 3]), Numbers([2, 4]), Texts(["k1", "new", "k100", "other"]))),
         "last body": (appends._ends, (names,)),
-        "move heads": (appends._move_heads, heads | _rows),
-        "make heads": (appends._make_heads, made | _rows),
-        "move guessed heads": (guesses._move_guessed, heads | _rows | guessed),
-        "make guessed heads": (guesses._make_guessed, made | _rows | guessed),
+        "move heads": (appends.without_snapshots(appends._move_heads), heads | _rows),
+        "make heads": (appends.without_snapshots(appends._make_heads), made | _rows),
+        "move guessed heads": (appends.without_snapshots(guesses._move_guessed), heads | _rows | guessed),
+        "make guessed heads": (appends.without_snapshots(guesses._make_guessed), made | _rows | guessed),
+        "save snapshots": (appends.with_snapshots(appends._move_heads), heads | _rows | _snapshots),
         "tombstones": (deletion.select_tombstones, (names,)),
         "adopt": (writer._held, ("s7", Numbers([1, 50, 900_000]), Texts(["k1", "new"]))),
-        "fetch": (logs._read, ("s7", 10, 20)),
-        "lines": (logs._lines, ("s7", 10, 50, 20)),
-        "find": (logs._find, ("s7", "k77")),
-        "feed": (logs._feed, ("0", 5000, 20)),
-        "feed at its end": (logs._feed, ("99999999", 0, 20)),
-        "more": (logs._is_more, ("0", 5000)),
-        "no more": (logs._is_more, ("99999999", 0)),
-        "heads": (logs._heads.format(model="model"), ("s7", None, None, 20)),
-        "infos": (logs._infos.format(model="model"), ("s7", 20)),
+        "fetch": (queries.select_records, ("s7", 10, 20)),
+        "lines": (queries.select_lines, ("s7", 10, 50, 20)),
+        "find": (queries.select_by_key, ("s7", "k77")),
+        "feed": (queries.select_feed, ("0", 5000, 20)),
+        "feed at its end": (queries.select_feed, ("99999999", 0, 20)),
+        "more": (queries.select_is_more, ("0", 5000)),
+        "no more": (queries.select_is_more, ("99999999", 0)),
+        "heads": (queries.select_heads.format(model="model"), ("s7", None, None, 20)),
+        "infos": (queries.select_infos.format(model="model"), ("s7", 20)),
     }
 
 

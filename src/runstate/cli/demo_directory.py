@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 
 from runstate.errors import NotALog
-from runstate.storage.disk import TEMP, RealDisk, make_directories, replace_durably
+from runstate.storage.directories import make_directories
+from runstate.storage.disk import TEMP, RealDisk, replace_durably
 from runstate.storage.target_directory import check_target, foreign_entries, own_entries, remove_own, writing_to
 
 database = "runstate-demo.db"

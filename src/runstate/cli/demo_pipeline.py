@@ -16,7 +16,8 @@ from runstate.errors import Unsupported
 from runstate.models.rundir import RUNDIR
 from runstate.runtimes.orchestrator import Graph, Job, Orchestrator, RunFailed
 from runstate.runtimes.orchestrator.pool import ThreadPool
-from runstate.storage.disk import RealDisk, make_directories, write_private
+from runstate.storage.directories import make_directories
+from runstate.storage.disk import RealDisk, write_private
 from runstate.store import open as open_store
 
 _runs = 12

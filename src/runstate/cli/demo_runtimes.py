@@ -16,7 +16,8 @@ from runstate.models.session import SESSION, Projections
 from runstate.models.session.ids import RunId
 from runstate.runtimes.daemon import Client, Daemon, Server
 from runstate.runtimes.session import linear, open_sessions, unwrap
-from runstate.storage.disk import RealDisk, make_directories
+from runstate.storage.directories import make_directories
+from runstate.storage.disk import RealDisk
 from runstate.store import open as open_store
 
 _sessions = 8

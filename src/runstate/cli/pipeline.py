@@ -21,7 +21,8 @@ from runstate.errors import LogFailed, RunstateError, Unsupported
 from runstate.models.rundir import RUNDIR, RunDirectory
 from runstate.runtimes.orchestrator import Orchestrator
 from runstate.runtimes.orchestrator.pool import ProcessPool
-from runstate.storage.disk import RealDisk, make_directories
+from runstate.storage.directories import make_directories
+from runstate.storage.disk import RealDisk
 from runstate.storage.target_directory import writing_to
 from runstate.store import open as open_store
 

@@ -38,7 +38,8 @@ from runstate.pipeline.shards import Shard, cut
 from runstate.pipeline.snapshot_table import open_snapshot_table
 from runstate.pipeline.told import Told
 from runstate.pipeline.views import InvalidOption, Request, Task, View
-from runstate.storage.disk import DIRECTORY_MODE, FILE_MODE, RealDisk, make_directories, temp_target
+from runstate.storage.directories import make_directories
+from runstate.storage.disk import DIRECTORY_MODE, FILE_MODE, RealDisk, temp_target
 from runstate.storage.target_directory import cannot_write, check_target, remove_own
 
 finding_schema = pa.schema(

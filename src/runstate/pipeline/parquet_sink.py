@@ -42,8 +42,9 @@ from runstate.pipeline.parquet_manifest import (
     versions_kept,
 )
 from runstate.sinks import Projected
+from runstate.storage.directories import make_directories
 from runstate.storage.disk import Lock as KernelLock
-from runstate.storage.disk import LockBusy, RealDisk, make_directories, refuse_links, replace_durably, write_new
+from runstate.storage.disk import LockBusy, RealDisk, refuse_links, replace_durably, write_new
 from runstate.storage.target_directory import remove_own, writing_to
 
 schema = pa.schema(

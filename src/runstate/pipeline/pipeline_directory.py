@@ -10,7 +10,8 @@ from pathlib import Path
 
 from runstate.errors import LogBusy
 from runstate.pipeline.stages import inputs_in
-from runstate.storage.disk import TEMP, LockBusy, RealDisk, make_directories, refuse_links, temp_target
+from runstate.storage.directories import make_directories
+from runstate.storage.disk import TEMP, LockBusy, RealDisk, refuse_links, temp_target
 from runstate.storage.target_directory import check_target, remove_own, writing_to
 
 _leftovers = re.compile(rf"inputs/|inputs/[^/]+\.json{TEMP}|\.lock")

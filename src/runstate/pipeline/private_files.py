@@ -11,7 +11,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from runstate.storage.disk import RealDisk, make_directories
+from runstate.storage.directories import make_directories
+from runstate.storage.disk import RealDisk
 
 
 def private_file(name: str, text: str, *, mode: int = 0o600) -> Path:

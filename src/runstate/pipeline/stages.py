@@ -35,7 +35,8 @@ from runstate.pipeline.plain_files import find_files
 from runstate.pipeline.progress import told_to, tracked
 from runstate.pipeline.views import InvalidOption
 from runstate.runtimes.orchestrator import Graph, Job
-from runstate.storage.disk import RealDisk, make_directories, replace_durably
+from runstate.storage.directories import make_directories
+from runstate.storage.disk import RealDisk, replace_durably
 from runstate.storage.target_directory import writing_to
 
 place = "runstate.pipeline.stages:graph"

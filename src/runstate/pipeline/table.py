@@ -24,7 +24,8 @@ from runstate.errors import LogBusy, LogFailed, LogNotFound, LogTooNew, NotALog
 from runstate.models.canonical import digest, undecodable
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.sorted_files import DATA_FILE, FileEntry, TableDamaged, pieces
-from runstate.storage.disk import TEMP, LockBusy, RealDisk, make_directories, refuse_links, replace_durably
+from runstate.storage.directories import make_directories
+from runstate.storage.disk import TEMP, LockBusy, RealDisk, refuse_links, replace_durably
 from runstate.storage.target_directory import check_target, remove_own, writing_to
 
 _version = 1

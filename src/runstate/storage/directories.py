@@ -52,6 +52,15 @@ def make_durable_directory(disk: Disk, path: PurePath) -> None:
         raise
 
 
+def make_directories(disk: Disk, path: PurePath) -> None:
+    """Make a directory, and those above it that are missing, for their owner alone. They survive a power cut."""
+    if not disk.exists(path):
+        make_directories(disk, path.parent)
+        with suppress(FileExistsError):  # Another process was faster.
+            disk.make_directory(path)
+        disk.sync_directory(path.parent)
+
+
 def create_in(disk: Disk, path: PurePath) -> File:
     """Make a stream's first file, and its directory; once this returns, both names survive a power cut."""
     home = path.parent

@@ -250,15 +250,6 @@ def temp_target(name: str) -> str | None:
     return None if found is None else found[1]
 
 
-def make_directories(disk: Disk, path: PurePath) -> None:
-    """Make a directory, and those above it that are missing, for their owner alone. They survive a power cut."""
-    if not disk.exists(path):
-        make_directories(disk, path.parent)
-        with suppress(FileExistsError):  # Another process was faster.
-            disk.make_directory(path)
-        disk.sync_directory(path.parent)
-
-
 def open_private(path: str, flags: int) -> int:
     """An opener for `open` and `FileIO`: a new file is for its owner alone, an existing one keeps its mode."""
     return os.open(path, flags, FILE_MODE)

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from runstate.conformance.simulated_disk import SimulatedDisk
+from runstate.storage.directories import make_directories
 from runstate.storage.disk import (
     TEMP_SUFFIX,
     LockBusy,
     PoisonedHandle,
     RealDisk,
-    make_directories,
     replace_durably,
     write_new,
     write_private,

@@ -293,19 +293,27 @@ def statements(heads: Iterable[Head], move: str, make: str) -> list[tuple[str, d
     asked: list[tuple[str, dict[str, object]]] = []
     if moved:
         values = _values(moved) | {"of": Numbers([head.id or 0 for head in moved for _ in head.new])}
-        asked.append(_with_snapshots(move, moved, values))
+        asked.append(_add_snapshots(move, moved, values))
     if made:
         values = _values(made) | {"of": Texts([head.stream for head in made for _ in head.new])}
-        asked.append(_with_snapshots(make, made, values))
+        asked.append(_add_snapshots(make, made, values))
     return asked
 
 
-def _with_snapshots(statement: str, heads: Sequence[Head], values: dict[str, object]) -> tuple[str, dict[str, object]]:
+def without_snapshots(statement: str) -> str:
+    return statement.replace("$kept", "")
+
+
+def with_snapshots(statement: str) -> str:
+    return statement.replace("$kept", keep_snapshots)
+
+
+def _add_snapshots(statement: str, heads: Sequence[Head], values: dict[str, object]) -> tuple[str, dict[str, object]]:
     """The statement, and what it saves along with the events."""
     made = [(head.stream, snapshot) for head in heads if (snapshot := head.make_snapshot()) is not None]
     if not made:
-        return statement.replace("$kept", ""), values
-    return statement.replace("$kept", keep_snapshots), values | {
+        return without_snapshots(statement), values
+    return with_snapshots(statement), values | {
         "kept_of": Texts([stream for stream, _ in made]),
         "kept_models": Texts([snapshot.model for _, snapshot in made]),
         "kept_versions": Numbers([snapshot.version for _, snapshot in made]),

@@ -40,7 +40,7 @@ from runstate.logs.log import (
     check_limit,
 )
 from runstate.logs.pending import Blocker, Pending
-from runstate.logs.postgres import blobs
+from runstate.logs.postgres import blobs, queries
 from runstate.logs.postgres.appends import Append
 from runstate.logs.postgres.bell import Bell
 from runstate.logs.postgres.connections import Connections, held_back_max_s, let_settle, pause_s
@@ -53,7 +53,7 @@ from runstate.logs.postgres.transactions import Connection, ConnectionLost, Row,
 from runstate.logs.postgres.verify import verify_rest, verify_schema
 from runstate.logs.postgres.writer import Writer
 from runstate.logs.snapshotting import MakeSnapshot
-from runstate.logs.stored_rows import read_feed, read_lines, read_records, record_columns
+from runstate.logs.stored_rows import read_feed, read_lines, read_records
 from runstate.models.canonical import digest
 from runstate.models.model import Draft, check_stream
 
@@ -61,49 +61,7 @@ schema_default = "runstate"
 pool_max_default = 10
 busy_timeout_default_s = 30.0
 
-_of_stream = "stream_id = (SELECT id FROM $schema.streams WHERE stream = %s)"
-_read = f"SELECT {record_columns} FROM $schema.events e WHERE {_of_stream} AND seq > %s ORDER BY seq LIMIT %s"
-_find = f"SELECT {record_columns} FROM $schema.events e WHERE {_of_stream} AND key = %s"
-_lines = (
-    f"SELECT seq, body, crc FROM $schema.events WHERE {_of_stream} AND seq > %s AND seq <= %s ORDER BY seq LIMIT %s"
-)
 _lines_page = 1024
-_feed = f"""
-SELECT e.transaction::text, e.position, s.stream, {record_columns}
-FROM $schema.events e JOIN $schema.streams s ON s.id = e.stream_id
-WHERE (e.transaction, e.position) > (%s::xid8, %s) AND e.transaction < pg_snapshot_xmin(pg_current_snapshot())
-ORDER BY e.transaction, e.position LIMIT %s
-"""
-# Ordered, and not in EXISTS, which drops the order: without it Postgres may look through the whole table.
-_is_more = """
-SELECT transaction < pg_snapshot_xmin(pg_current_snapshot()) FROM $schema.events
-WHERE (transaction, position) > (%s::xid8, %s) ORDER BY transaction, position LIMIT 1
-"""
-_oldest_pending = """
-SELECT persisted_at, transaction < pg_snapshot_xmin(pg_current_snapshot()) FROM $schema.events
-WHERE (transaction, position) > (%s::xid8, %s) ORDER BY transaction, position LIMIT 1
-"""
-# Of the whole server: a transaction of another database, or a prepared one, holds the feed back too. A role that may
-# not see the activity of others finds the session without its details.
-_oldest_transaction = """
-SELECT pid, extract(epoch FROM clock_timestamp() - xact_start)::float8, coalesce(application_name, ''),
-    coalesce(datname, ''), coalesce(usename, '')
-FROM (
-    SELECT pid, xact_start, application_name, datname, usename, age(backend_xid) AS age
-    FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()
-    UNION ALL
-    SELECT NULL, prepared, 'prepared transaction ' || gid, database, owner, age(transaction) FROM pg_prepared_xacts
-) AS open_transactions ORDER BY age DESC LIMIT 1
-"""
-_is_handed_out = """
-SELECT %s::xid8 < pg_snapshot_xmin(pg_current_snapshot()) AND %s <= (SELECT last_value FROM $schema.events_position_seq)
-"""
-_info = "SELECT stream, tenant, last_seq, events, first_persisted_at, last_persisted_at, {model} FROM $schema.streams"
-_infos = f"{_info} WHERE stream > %s ORDER BY stream LIMIT %s"
-_heads = """
-SELECT stream, last_seq, id || '-' || transaction, {model} FROM $schema.streams
-WHERE stream > %s AND (%s::text IS NULL OR stream <= %s) ORDER BY stream LIMIT %s
-"""
 _heads_page = 10_000
 _seq_max = 2**63 - 1
 T = TypeVar("T")
@@ -198,7 +156,7 @@ class PostgresLog(Handle):
     def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
         check_stream(stream)
         check_limit(limit)
-        return read_records(stream, self._rows(_read, stream, _place(after_seq), _place(limit)))
+        return read_records(stream, self._rows(queries.select_records, stream, _place(after_seq), _place(limit)))
 
     def lines(self, stream: str, *, after_seq: int = 0, until_seq: int | None = None) -> Iterator[bytes]:
         check_stream(stream)
@@ -206,7 +164,7 @@ class PostgresLog(Handle):
         after = _place(after_seq)
         while True:
             # Page by page: a caller that reads on later must not keep a connection from the others.
-            page = self._rows(_lines, stream, after, until, Int8(_lines_page))
+            page = self._rows(queries.select_lines, stream, after, until, Int8(_lines_page))
             lines = read_lines(stream, page)
             if lines is None:
                 lines = [record.body for record in self.read(stream, after_seq=int(after), limit=len(page))]
@@ -218,7 +176,7 @@ class PostgresLog(Handle):
     def find(self, stream: str, key: str) -> Record | None:
         check_stream(stream)
         # No stored text holds NUL, and the driver refuses to ask for it.
-        rows = self._rows(_find, stream, None if "\0" in key else key)
+        rows = self._rows(queries.select_by_key, stream, None if "\0" in key else key)
         return read_records(stream, rows)[0] if rows else None
 
     def feed(self, *, after: Position | None = None, limit: int = 1000) -> FeedPage:
@@ -229,9 +187,9 @@ class PostgresLog(Handle):
 
         def page(connection: Connection) -> tuple[bool, list[Row], bool]:
             with connection.pipeline():
-                known = connection.execute(_is_handed_out, place)
-                rows = connection.execute(_feed, (*place, _place(limit)), binary=True)
-                more = connection.execute(_is_more, place)
+                known = connection.execute(queries.select_is_handed_out, place)
+                rows = connection.execute(queries.select_feed, (*place, _place(limit)), binary=True)
+                more = connection.execute(queries.select_is_more, place)
             return after is None or _truth(known.fetchone()), rows.fetchall(), more.fetchone() is not None
 
         while True:
@@ -254,32 +212,34 @@ class PostgresLog(Handle):
         place = parse_position(after)
 
         def is_more() -> bool | None:
-            row = self._connections.run(lambda c: c.execute(_is_more, place).fetchone())
+            row = self._connections.run(lambda c: c.execute(queries.select_is_more, place).fetchone())
             return None if row is None else bool(row[0])
 
         self._bell.wait(is_more, timeout_s)
 
     def oldest_pending(self, after: Position | None) -> Pending | None:
-        rows = self._rows(_oldest_pending, *parse_position(after))
+        rows = self._rows(queries.select_oldest_pending, *parse_position(after))
         if not rows:
             return None
         persisted_at, is_handed_out = rows[0]
         if is_handed_out:
             return Pending(persisted_at)
-        blockers = self._rows(_oldest_transaction)
+        blockers = self._rows(queries.select_oldest_transaction)
         return Pending(persisted_at, Blocker(*blockers[0]) if blockers else Blocker(None, None, "", "", ""))
 
     def streams(self, *, after: str = "", limit: int = 1000) -> list[StreamInfo]:
         check_limit(limit)
-        return [StreamInfo(*row) for row in self._rows(_infos.format(model=self._model), after, _place(limit))]
+        return [
+            StreamInfo(*row) for row in self._rows(queries.select_infos.format(model=self._model), after, _place(limit))
+        ]
 
     def stream(self, stream: str) -> StreamInfo | None:
         check_stream(stream)
-        rows = self._rows(f"{_info.format(model=self._model)} WHERE stream = %s", stream)
+        rows = self._rows(f"{queries.select_info.format(model=self._model)} WHERE stream = %s", stream)
         return StreamInfo(*rows[0]) if rows else None
 
     def heads(self, *, after: str = "", until: str | None = None, versions: bool = True) -> Iterator[Head]:
-        query = _heads.format(model=self._model)
+        query = queries.select_heads.format(model=self._model)
         while True:
             page = self._rows(query, after, until, until, Int8(_heads_page))
             for stream, last_seq, version, model in page:

@@ -43,7 +43,7 @@ from runstate.logs.log import (
     decimal_position,
 )
 from runstate.logs.snapshotting import MakeSnapshot
-from runstate.logs.sqlite import blobs
+from runstate.logs.sqlite import blobs, queries
 from runstate.logs.sqlite.appends import Append, adopt_rows, delete_rows, find_tombstone
 from runstate.logs.sqlite.damaged_text import fetch_rows
 from runstate.logs.sqlite.readers import (
@@ -60,7 +60,7 @@ from runstate.logs.sqlite.schema import check, prepare
 from runstate.logs.sqlite.snapshots import save, save_all, select_snapshot
 from runstate.logs.sqlite.verify import verify_file, verify_rest
 from runstate.logs.sqlite.writer import Writer, primary_code, translate, translated
-from runstate.logs.stored_rows import read_feed, read_lines, read_records, record_columns
+from runstate.logs.stored_rows import read_feed, read_lines, read_records
 from runstate.models.canonical import digest
 from runstate.models.model import Draft, check_stream
 from runstate.storage.permissions import not_writable
@@ -68,26 +68,7 @@ from runstate.storage.permissions import not_writable
 T = TypeVar("T")
 busy_timeout_default_s = 30.0
 
-_of_stream = "stream_id = (SELECT id FROM streams WHERE stream = ?)"
-_read = f"""
-SELECT {record_columns} FROM events e
-WHERE {_of_stream} AND seq > ? ORDER BY seq LIMIT ?
-"""
-_find = f"SELECT {record_columns} FROM events e WHERE {_of_stream} AND key = ?"
-_lines = f"SELECT seq, body, crc FROM events WHERE {_of_stream} AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
 _lines_page = 1024
-_feed = f"""
-SELECT e.position, s.stream, {record_columns} FROM events e JOIN streams s ON s.id = e.stream_id
-WHERE e.position > ? ORDER BY e.position LIMIT ?
-"""
-_last_position = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events'"
-_info = "SELECT stream, tenant, last_seq, events, first_persisted_at, last_persisted_at, model FROM streams"
-_last_event = "(SELECT position FROM events WHERE stream_id = id AND seq = last_seq)"
-"""A version: no position is ever given twice."""
-_heads = """
-SELECT stream, last_seq, {version}, model FROM streams
-WHERE stream > ? AND (? IS NULL OR stream <= ?) ORDER BY stream LIMIT ?
-"""
 _heads_page = 10_000
 _seq_max = 2**63 - 1
 _glance_s = 0.005
@@ -202,7 +183,7 @@ class SqliteLog(Handle):
     def read(self, stream: str, *, after_seq: int = 0, limit: int = 1000) -> list[Record]:
         check_stream(stream)
         check_limit(limit)
-        rows = self._event_rows(_read, stream, _place(after_seq), _place(limit))
+        rows = self._event_rows(queries.select_records, stream, _place(after_seq), _place(limit))
         return read_records(stream, rows)
 
     def lines(self, stream: str, *, after_seq: int = 0, until_seq: int | None = None) -> Iterator[bytes]:
@@ -211,7 +192,7 @@ class SqliteLog(Handle):
         after = _place(after_seq)
         while True:
             # Page by page: a cursor left open by a caller that reads on later would keep SQLite from cleaning up.
-            page = self._query(_lines, (stream, after, until, _lines_page))
+            page = self._query(queries.select_lines, (stream, after, until, _lines_page))
             lines = read_lines(stream, page)
             if lines is None:
                 lines = [record.body for record in self.read(stream, after_seq=after, limit=len(page))]
@@ -222,16 +203,16 @@ class SqliteLog(Handle):
 
     def find(self, stream: str, key: str) -> Record | None:
         check_stream(stream)
-        rows = self._event_rows(_find, stream, key)
+        rows = self._event_rows(queries.select_by_key, stream, key)
         return read_records(stream, rows)[0] if rows else None
 
     def feed(self, *, after: Position | None = None, limit: int = 1000) -> FeedPage:
         check_limit(limit)
         position = 0
         if after is not None:
-            ((last,),) = self._query(_last_position)
+            ((last,),) = self._query(queries.select_last_position)
             position = decimal_position(after, last)
-        rows = self._event_rows(_feed, position, _place(limit))
+        rows = self._event_rows(queries.select_feed, position, _place(limit))
         records = read_feed([row[1:] for row in rows])
         return FeedPage(records, Position(str(rows[len(records) - 1][0])) if rows else after)
 
@@ -253,16 +234,16 @@ class SqliteLog(Handle):
 
     def streams(self, *, after: str = "", limit: int = 1000) -> list[StreamInfo]:
         check_limit(limit)
-        rows = self._query(f"{_info} WHERE stream > ? ORDER BY stream LIMIT ?", (after, _place(limit)))
+        rows = self._query(f"{queries.select_info} WHERE stream > ? ORDER BY stream LIMIT ?", (after, _place(limit)))
         return [StreamInfo(*row) for row in rows]
 
     def stream(self, stream: str) -> StreamInfo | None:
         check_stream(stream)
-        rows = self._query(f"{_info} WHERE stream = ?", (stream,))
+        rows = self._query(f"{queries.select_info} WHERE stream = ?", (stream,))
         return StreamInfo(*rows[0]) if rows else None
 
     def heads(self, *, after: str = "", until: str | None = None, versions: bool = True) -> Iterator[Head]:
-        query = _heads.format(version=_last_event if versions else "''")
+        query = queries.select_heads.format(version=queries.last_position_of_stream if versions else "''")
         while True:
             page = self._query(query, (after, until, until, _heads_page))
             for stream, last_seq, version, model in page:

@@ -19,15 +19,8 @@ from pathlib import Path
 
 from runstate.models.canonical import digest
 from runstate.models.rundir.state import RunDirectory, WorkItem
-from runstate.storage.disk import (
-    Lock,
-    LockBusy,
-    RealDisk,
-    make_directories,
-    refuse_links,
-    replace_durably,
-    write_new,
-)
+from runstate.storage.directories import make_directories
+from runstate.storage.disk import Lock, LockBusy, RealDisk, refuse_links, replace_durably, write_new
 
 _chunk_bytes = 1 << 20
 _staged = re.compile(r"[0-9a-f]{16}|undo-[0-9a-f]{64}")

@@ -11,7 +11,8 @@ import msgspec
 from runstate.errors import RunstateError
 from runstate.models.canonical import check_value
 from runstate.models.rundir.events import Issue
-from runstate.storage.disk import RealDisk, make_directories, write_private
+from runstate.storage.directories import make_directories
+from runstate.storage.disk import RealDisk, write_private
 
 _issue_bytes_max = 1 << 16
 

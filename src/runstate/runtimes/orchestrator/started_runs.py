@@ -16,7 +16,8 @@ import msgspec
 
 from runstate.errors import LogFailed, RunstateError
 from runstate.models.canonical import digest, undecodable
-from runstate.storage.disk import RealDisk, make_directories, replace_durably
+from runstate.storage.directories import make_directories
+from runstate.storage.disk import RealDisk, replace_durably
 from runstate.storage.user_state import user_state_directory
 
 records_max = 10_000

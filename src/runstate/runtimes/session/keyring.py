@@ -24,16 +24,8 @@ import msgspec
 from runstate.errors import LogBusy, LogFailed
 from runstate.models.session.ids import SessionId
 from runstate.runtimes.session.refusals import KeyringDamaged, KeyringExposed
-from runstate.storage.disk import (
-    FILE_MODE,
-    Disk,
-    Lock,
-    LockBusy,
-    RealDisk,
-    make_directories,
-    replace_durably,
-    temp_target,
-)
+from runstate.storage.directories import make_directories
+from runstate.storage.disk import FILE_MODE, Disk, Lock, LockBusy, RealDisk, replace_durably, temp_target
 
 _key_bytes = 32
 _patience_seconds = 1.0
