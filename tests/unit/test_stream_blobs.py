@@ -159,9 +159,11 @@ def test_an_archive_names_the_event_of_a_blob_that_is_gone_or_changed(
             assert min(kept).encode() in archived.read("s-1", after_seq=(finding.seq or 0) - 1, limit=1)[0].body
 
 
+@pytest.mark.parametrize("adopted_max", [1, 10_000])
 def test_nothing_is_restored_from_an_archive_that_has_lost_a_blob(
-    tmp_path: Path, log: EventLog, kept: dict[str, bytes]
+    tmp_path: Path, log: EventLog, kept: dict[str, bytes], adopted_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("runstate.logs.archive.restoring.adopted_max", adopted_max)
     archive_all(log, tmp_path / "old")
     gone(tmp_path / "old/blobs", min(kept))
     other = MemoryLog()

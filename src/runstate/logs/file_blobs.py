@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import TYPE_CHECKING, cast
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from runstate.logs.log import EventLog
 
 
-class FileBlobs(Handle):
+class FileBlobs(Handle, ABC):
     """Puts, gives and collects the blobs of a log of files."""
 
     _blobs: Blobs

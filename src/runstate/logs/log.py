@@ -45,6 +45,7 @@ class Capability(StrEnum):
     """All streams can be followed in one order."""
     SNAPSHOTS = "snapshots"
     BLOBS = "blobs"
+    """Such a log is also a `BlobCollectingLog`."""
     DELETE = "delete"
     REPAIR = "repair"
     """A damaged stream can be cut back to what is intact, and its damaged bytes are kept."""

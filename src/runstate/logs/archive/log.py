@@ -169,6 +169,7 @@ class ArchiveLog(Handle):
             LogBusy: a job archives to this directory; try again. Nothing was removed.
             LogDamaged: `verify` finds damage other than in blobs. Nothing was removed.
         """
+        self._check_open()
         with nullcontext() if dry_run else self.directory.alone():
             # What was there when this handle was opened is not all that is there now.
             with ArchiveLog(self.directory.root, disk=self.directory.disk) as newest:

@@ -31,6 +31,8 @@ def stored(log: EventLog, stream: str, until_seq: int) -> Iterator[Record]:
 def adopt_run(log: EventLog, archive: ArchiveLog, run: ArchivedRun, model: str) -> tuple[int, int]:
     """How many events were added, and how many references lead nowhere in a run that was archived without blobs."""
     new, unresolved = 0, 0
+    if run.events > adopted_max:  # In several batches: nothing is restored of a run that has lost a blob.
+        carry_blobs(archive, log, stored(archive, run.stream, run.last_seq), _needed(run), dry_run=True)
     records = stored(archive, run.stream, run.last_seq)
     while batch := list(islice(records, adopted_max)):
         # Blobs first, and with each batch: a log keeps a blob that no event refers to yet only for a while.
