@@ -26,7 +26,9 @@ class Stored(Protocol):
     @property
     def persisted_at(self) -> str: ...
     @property
-    def body(self) -> bytes: ...
+    def body(self) -> bytes:
+        """Empty where the content is gone, and a retry cannot be compared with it."""
+        ...
 
 
 Find = Callable[[str], Stored | None]
@@ -108,7 +110,8 @@ def render_record(stream: str, seq: int, persisted_at: str, draft: Draft, previo
 
 def first_result(draft: Draft, first: Stored) -> AppendResult:
     """The answer to a retry."""
-    return AppendResult(first.event_id, first.seq, first.persisted_at, True, False, not draft.same_content(first.body))
+    is_other = bool(first.body) and not draft.same_content(first.body)
+    return AppendResult(first.event_id, first.seq, first.persisted_at, True, False, is_other)
 
 
 def check_tenant(stream: str, tenant: str, draft: Draft) -> None:

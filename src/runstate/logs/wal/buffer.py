@@ -8,28 +8,38 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic
+from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType
 
 from runstate.errors import LogFailed, RunstateError
-from runstate.logs.log import AppendResult, Record, check_expected, now
-from runstate.logs.planning import check_tenant, first_result
-from runstate.logs.stream_models import model_after, shared_model
-from runstate.logs.tombstones import Tombstone, check_not_deleted
+from runstate.logs.log import AppendResult, Record, now
+from runstate.logs.planning import Stored, StreamPlan
+from runstate.logs.tombstones import Tombstone
 from runstate.logs.wal.entries import Entry, Envelope, check_body, read_entry, seq_of, write_entry
 from runstate.logs.wal.held import Held
 from runstate.logs.wal.tickets import Batch, Outcome, Settler, Ticket
 from runstate.models.model import Draft
 
-Stored = Callable[[Held, int], Record]
+Read = Callable[[Held, int], Record]
 FindTombstone = Callable[[], Tombstone | None]
+
+
+class Removed(NamedTuple):
+    """An event whose content is gone. A retry of it cannot be compared any more."""
+
+    event_id: str
+    seq: int
+    persisted_at: str
+    body: bytes = b""
 
 
 class Buffer:
     """Two batches: one that fills, and one that is being flushed. Without an entry, either may be nobody's."""
 
-    def __init__(self, stream: str, settler: Settler, stored: Stored, tombstone: FindTombstone) -> None:
+    def __init__(self, stream: str, settler: Settler, stored: Read, tombstone: FindTombstone) -> None:
         self.filling, self.flushing = Batch(), Batch()
         self._stream, self._settler, self._stored, self._tombstone = stream, settler, stored, tombstone
         self._told = Outcome(is_known=True)
@@ -61,35 +71,34 @@ class Buffer:
             ticket = self._add_one(held, drafts[0])
             if ticket is not None:
                 return ticket
-        model, tenant = self._check_open(drafts)
-        batch, seq, previous, after = self.filling, self._seq, self._previous, self._tail
-        keys, removed = held.keys, held.old_keys
+        if self._deleted is UNSET:  # Read once: it cannot change while this process holds the lock.
+            self._deleted = self._tombstone()
+        batch, keys = self.filling, held.keys
+        tenant = drafts[0].tenant if self._tenant is None and drafts else self._tenant or ""
+        head = (self._stream, self._seq, tenant, self._model)
+        find = partial(self._find, held)
+        plan = StreamPlan(*head, find=find, previous=self._previous, tombstone=self._deleted)
+        # Between the last entry and the last seq given out there is nothing that a caller could not know.
+        if expected_seq is not None and self._tail <= expected_seq <= self._seq:
+            expected_seq = self._seq
         new: list[Entry] = []
-        results: list[AppendResult] = []
+
+        def render(stream: str, seq: int, persisted_at: str, draft: Draft, previous: bytes | None) -> Record:
+            body = draft.render(seq, persisted_at, previous)
+            check_body(body)
+            after = new[-1].seq if new else self._tail
+            own_key, gap = None if draft.key == draft.event_id else draft.key, None if after == seq - 1 else after
+            times = (persisted_at, own_key, draft.tenant, draft.emitted_at)
+            envelope = Envelope(draft.event_id, draft.type, *times, gap, 0, not (new or batch.lines))
+            new.append(Entry(seq, envelope, body))
+            keys[draft.key] = seq
+            return new[-1].record(stream)
+
         if not batch.lines:
             batch.persisted_at, batch.born = now(), monotonic()
-        persisted_at, is_first = batch.persisted_at, not batch.lines
         try:
-            for draft in drafts:
-                key, event_id = draft.key, draft.event_id
-                if key in removed or keys.setdefault(key, seq + 1) <= seq:
-                    results.append(self._first_result(held, new, draft))
-                    continue
-                # Between the last entry and the last seq given out there is nothing that a caller could not know.
-                if not new and (expected_seq is None or not self._tail <= expected_seq <= self._seq):
-                    check_expected(self._stream, self._seq, expected_seq)
-                check_tenant(self._stream, tenant, draft)
-                seq += 1
-                body = draft.render(seq, persisted_at, previous)
-                check_body(body)
-                own_key, gap = None if key == event_id else key, None if after == seq - 1 else after
-                envelope = Envelope(
-                    event_id, draft.type, persisted_at, own_key, draft.tenant, draft.emitted_at, gap, 0, is_first
-                )
-                new.append(Entry(seq, envelope, body))
-                results.append(AppendResult(event_id, seq, persisted_at))
-                previous, after, is_first = body, seq, False
-            lines = [write_entry(seq, body, envelope)] if len(new) == 1 else _written(new)
+            results = plan.add(drafts, expected_seq, batch.persisted_at, render)
+            lines = _written(new)
         except BaseException as error:
             for draft in drafts:
                 if keys.get(draft.key, 0) > self._seq:
@@ -105,23 +114,11 @@ class Buffer:
             batch.first = new[0]
         batch.lines += lines
         batch.last = new[-1]
-        batch.model = self._model = model
-        self._tenant = tenant
-        self._seq = self._tail = seq
-        self._previous = previous
+        batch.model = self._model = plan.model
+        self._tenant = plan.tenant
+        self._seq = self._tail = plan.last_seq
+        self._previous = plan.previous
         return Ticket(self._settler, batch.outcome, results)
-
-    def _check_open(self, drafts: Sequence[Draft]) -> tuple[str, str]:
-        """The model and the tenant of the stream once these drafts are added to it.
-
-        Raises:
-            ModelMismatch, StreamDeleted, LogDamaged, OSError: they cannot be.
-        """
-        model = model_after(self._stream, self._model, shared_model(self._stream, drafts), self._seq)
-        if self._deleted is UNSET:  # Read once: it cannot change while this process holds the lock.
-            self._deleted = self._tombstone()
-        check_not_deleted(self._deleted, self._seq, drafts)
-        return model, drafts[0].tenant if self._tenant is None and drafts else self._tenant or ""
 
     def _add_one(self, held: Held, draft: Draft) -> Ticket | None:
         """`add` for what it is nearly always asked for: one new event, behind others of its flush. None: it is not."""
@@ -226,20 +223,16 @@ class Buffer:
         first = self.filling.first
         return (self.flushing if first is None or seq < first.seq else self.filling).outcome
 
-    def _first_result(self, held: Held, new: list[Entry], draft: Draft) -> AppendResult:
-        old = held.old_keys.get(draft.key)
-        if old is not None:
-            # Its content is gone, and cannot be compared any more.
-            return AppendResult(old.event_id, old.seq, old.persisted_at, True, False)
-        seq = held.keys[draft.key]
+    def _find(self, held: Held, key: str) -> Stored | None:
+        """The event that a key stands for: removed, stored or buffered."""
+        if (old := held.old_keys.get(key)) is not None:
+            return Removed(old.event_id, old.seq, old.persisted_at)
+        if (seq := held.keys.get(key)) is None:
+            return None
         if seq <= held.tail_seq:
-            first = self._stored(held, seq)
-        elif new and seq >= new[0].seq:
-            first = new[seq - new[0].seq].record(self._stream)
-        else:
-            lines = [*self.flushing.lines, *self.filling.lines]
-            first = self._entry(lines[bisect_left(lines, seq, key=seq_of)]).record(self._stream)
-        return first_result(draft, first)
+            return self._stored(held, seq)
+        lines = [*self.flushing.lines, *self.filling.lines]
+        return self._entry(lines[bisect_left(lines, seq, key=seq_of)]).record(self._stream)
 
     def _entry(self, line: bytes) -> Entry:
         return read_entry(self._stream, line[:-1], None)
