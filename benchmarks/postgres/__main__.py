@@ -72,6 +72,7 @@ def cases(server: Server, counter: RedisServer, quick: bool) -> list[Case]:
         _reads(server, "feed", "feed", 20, 1000),
         _numbered(server, counter, "one-run-1-writer", one._replace(hot=True)),
         _numbered(server, counter, "one-run-8-writers", eight._replace(hot=True)),
+        _hot_processes(server, "one-run-4-processes", Shape(4, 8 // less, hot=True, processes=True, threads=8)),
         _numbered(server, counter, "many-runs-1-writer", runs),
         _numbered(server, counter, "many-runs-8-writers", runs._replace(writers=8, appends=20)),
     ]
@@ -94,6 +95,14 @@ def _process_appends(server: Server, name: str, shape: Shape) -> Case:
     peer = appends(server, "eventsourcing", partial(peer_appends, connections=1), shape)
     insert = appends(server, "INSERT", insert_appends, shape)
     return Case(name, appends(server, "log.append", log_appends, shape), (peer, insert))
+
+
+def _hot_processes(server: Server, name: str, shape: Shape) -> Case:
+    """Processes with threads that all append to one run, beside as many threads of one process."""
+    threads = shape._replace(writers=shape.writers * shape.threads, processes=False, threads=1)
+    return Case(
+        name, appends(server, "log.append", log_appends, shape), (appends(server, "1 process", log_appends, threads),)
+    )
 
 
 def _numbered(server: Server, counter: RedisServer, name: str, shape: Shape) -> Case:

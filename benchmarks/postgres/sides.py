@@ -31,16 +31,18 @@ class Shape(NamedTuple):
     hot: bool = False
     """All writers append to one run, instead of each to runs of its own."""
     processes: bool = False
+    threads: int = 1
+    """Of each process."""
 
     @property
     def events(self) -> int:
-        return self.writers * self.appends * self.size
+        return self.writers * self.threads * self.appends * self.size
 
     def source(self, writer: int) -> Iterator[Batch]:
         """What one writer appends. On a hot run all have parts of the same run, which never ends."""
+        renamed = batches(self.size, self.run_events, writer, self.writers * self.threads)
         if not self.hot:
-            return batches(self.size, self.run_events, writer, self.writers)
-        renamed = batches(self.size, self.run_events, writer, self.writers)
+            return renamed
         return (Batch("run-hot", batch.after_seq, batch.drafts) for batch in renamed)
 
 
@@ -108,18 +110,25 @@ def _by_processes(stack: ExitStack, contender: Contender, place: Place, shape: S
 
 
 def _append_on_demand(contender: Contender, place: Place, shape: Shape, writer: int, pipe: Connection) -> None:
-    source = shape.source(writer)
+    sources = [shape.source(writer * shape.threads + thread) for thread in range(shape.threads)]
     with suppress(EOFError):  # The other side has all it wanted.
         pipe.recv()
-        with contender(place) as prepare:
+        with contender(place) as prepare, ThreadPoolExecutor(shape.threads) as pool:
             while True:
                 pipe.send(None)
                 pipe.recv()
-                calls = [prepare(next(source)) for _ in range(shape.appends)]
+                shares = [[prepare(next(source)) for _ in range(shape.appends)] for source in sources]
                 pipe.send(None)
                 pipe.recv()
-                for call in calls:
-                    call()
+                if shape.threads == 1:
+                    _call_all(shares[0])
+                else:
+                    list(pool.map(_call_all, shares))
+
+
+def _call_all(calls: list[Thunk]) -> None:
+    for call in calls:
+        call()
 
 
 def reads(server: Server, name: str, reader: Reader, how: str, runs: int, run_events: int) -> Side:

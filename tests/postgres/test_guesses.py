@@ -164,24 +164,3 @@ def test_appends_that_wait_for_one_head_are_written_together(log: PostgresLog, s
         assert sorted(other.result()[0].seq for other in others) == [3, 4, 5, 6]
     assert session.execute("SELECT count(DISTINCT transaction) FROM events").fetchone() == (3,)
     assert log._writer._held == {}
-
-
-def test_processes_that_wait_for_one_head_are_each_written_at_the_first_attempt(
-    log: PostgresLog, opened: Opened, session: Session, looks: Looks
-) -> None:
-    log.append("s", notes("a"))
-    others = [opened() for _ in range(8)]
-    with ThreadPoolExecutor(8) as pool:
-        with session.transaction():
-            session.execute("SELECT 1 FROM streams WHERE stream = 's' FOR UPDATE")
-            answers = [pool.submit(other.append, "s", notes(f"{n}")) for n, other in enumerate(others)]
-            until(lambda: len(looks) == 8)
-            until(lambda: _waiting(session) == 8)
-        assert sorted(answer.result()[0].seq for answer in answers) == list(range(2, 10))
-    assert len(looks) == 8
-    assert list(log.verify()) == []
-
-
-def _waiting(session: Session) -> int:
-    row = session.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'").fetchone()
-    return int(row[0]) if row else 0
