@@ -201,7 +201,11 @@ def read(request: Request, *, is_mount: bool) -> Answers:
     os.mkdir(request.scratch)
     if not is_mount:
         os.chown(request.scratch, nobody, nobody)
-    homes = {"HOME": request.scratch, "TMPDIR": request.scratch, "XDG_STATE_HOME": "", "XDG_CACHE_HOME": ""}
+    homes = {"HOME": request.scratch, "TMPDIR": request.scratch, "XDG_STATE_HOME": ""}
+    if not is_mount:
+        homes["XDG_CACHE_HOME"] = (
+            ""  # It is this user's. Without its archive of classes, Spark takes far longer to start.
+        )
     done = subprocess.run(
         command,
         input=msgspec.json.encode(request),

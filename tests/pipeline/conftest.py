@@ -38,7 +38,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _group(item: pytest.Item) -> str:
-    return "spark" if "spark" in getattr(item, "fixturenames", ()) else "spark-processes"
+    # By a parameter, where a fixture asks for the session by that name.
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return "spark" if "spark" in (*getattr(item, "fixturenames", ()), *parameters) else "spark-processes"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -28,6 +28,11 @@ def spanning_pairs() -> list[tuple[str, str]]:
     return sorted({*by_scheme, *(("sqlite", model) for model in models())})
 
 
+def spanning_readable_pairs() -> list[tuple[str, str]]:
+    """The same, with those that hold what others have held."""
+    return [*spanning_pairs(), *((scheme, models()[0]) for scheme in sorted(take_no_events))]
+
+
 def readable_pairs() -> list[tuple[str, str]]:
     """And those that hold what others have held."""
     return [*pairs(), *((scheme, model) for scheme in sorted(take_no_events) for model in models())]

@@ -81,6 +81,13 @@ def test_tasks_run_in_the_python_that_runstate_is_installed_in(spark: SparkSessi
     assert found == [sys.prefix]
 
 
+def test_tasks_import_pyspark_as_it_is_installed_and_not_from_spark_s_zip(spark: SparkSession) -> None:
+    import pyspark
+
+    found = spark.sparkContext.parallelize([1]).map(lambda _: __import__("pyspark").__file__).collect()
+    assert found == [pyspark.__file__]
+
+
 def test_the_settings_are_those_that_the_pipeline_needs(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
     assert spark.conf.get("spark.sql.execution.arrow.pyspark.enabled") == "true"

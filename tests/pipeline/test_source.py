@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from tests.pipeline.fleet_logs import filled, readable_pairs
+from tests.pipeline.fleet_logs import filled, spanning_readable_pairs
 
 from runstate.errors import LogDamaged
 from runstate.pipeline import events, origins
@@ -33,10 +33,11 @@ def as_read(frame: DataFrame) -> list[tuple[Any, ...]]:
     return sorted(tuple(row) for row in frame.collect())
 
 
-@pytest.mark.parametrize(("scheme", "model"), readable_pairs())
+@pytest.mark.parametrize(("scheme", "model"), spanning_readable_pairs())
 def test_every_event_comes_once_as_its_log_gives_it(
     spark: SparkSession, tmp_path: Path, scheme: str, model: str
 ) -> None:
+    """For every log with every model, test_parity.py holds what is made of the events against one process."""
     url = filled(scheme, model, tmp_path, runs=7)
     expected = as_told(url, model)
     for shards in (1, 5):
@@ -62,12 +63,16 @@ conditions = [
 ]
 
 
+@pytest.fixture(scope="module")
+def frames(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[DataFrame, DataFrame]:
+    """All events of a log, as our source reads them, and as a frame of Spark's own that hands no filter down."""
+    frame = read_view(spark, filled("sqlite", "engine", tmp_path_factory.mktemp("filters"), runs=6), model="engine")
+    return frame, spark.createDataFrame(frame.collect(), frame.schema)
+
+
 @pytest.mark.parametrize("condition", conditions)
-def test_a_filter_gives_what_it_gives_on_all_events(spark: SparkSession, tmp_path: Path, condition: str) -> None:
-    url = filled("sqlite", "engine", tmp_path, runs=6)
-    frame = read_view(spark, url, model="engine")
-    # Spark cannot hand filters down through a cache, so that this one is its own work.
-    whole = spark.createDataFrame(frame.collect(), frame.schema)
+def test_a_filter_gives_what_it_gives_on_all_events(frames: tuple[DataFrame, DataFrame], condition: str) -> None:
+    frame, whole = frames
     assert as_read(frame.where(condition)) == as_read(whole.where(condition))
 
 

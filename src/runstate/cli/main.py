@@ -10,25 +10,7 @@ import msgspec
 import typer
 from typer.core import TyperGroup
 
-from runstate.cli import (
-    collection,
-    copying,
-    daemon,
-    demo,
-    events,
-    integrity,
-    pipeline,
-    pipeline_archive,
-    pipeline_stream,
-    pipeline_warm,
-    projection,
-    queue,
-    retention,
-    runs,
-    seals,
-    session,
-    states,
-)
+from runstate.cli.loading import LoadedCommands
 from runstate.cli.output import prepare_streams, print_error, silence_stdout, words
 from runstate.cli.progress_display import erase_leftover
 from runstate.errors import (
@@ -40,14 +22,16 @@ from runstate.errors import (
     StreamNotFound,
     redact,
 )
-from runstate.runtimes.orchestrator import RunCancelled, RunFailed
-from runstate.runtimes.session.refusals import NodeNotFound
 
 exit_damage, exit_usage, exit_not_found, exit_busy, exit_interrupted = 1, 2, 3, 4, 130
 
 
 class Commands(TyperGroup):
     """All commands. A reader that has seen enough (`| head`) ends a command without an error."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = LoadedCommands()  # type: ignore[assignment]
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
@@ -94,36 +78,6 @@ def _options(
     pass
 
 
-app.command("append")(events.append)
-app.command("fetch")(events.fetch)
-app.command("tail")(events.tail)
-app.command("validate")(events.validate)
-app.command("streams")(states.streams)
-app.command("snapshot")(states.snapshot)
-app.command("diff")(states.diff)
-app.command("replay")(states.replay)
-app.command("verify")(integrity.verify)
-app.command("repair")(integrity.repair)
-app.command("seal")(seals.seal)
-app.command("project")(projection.project)
-app.command("lag")(projection.lag)
-app.command("archive")(retention.archive)
-app.command("restore")(retention.restore)
-app.command("copy")(copying.copy)
-app.command("gc")(collection.gc)
-app.command("run")(runs.run)
-app.command("resume")(runs.resume)
-app.command("status")(runs.status)
-pipeline.app.command("archive")(pipeline_archive.archive)
-pipeline.app.command("stream")(pipeline_stream.stream)
-pipeline.app.command("warm")(pipeline_warm.warm)
-app.add_typer(pipeline.app)
-app.add_typer(session.app)
-app.add_typer(daemon.app)
-app.add_typer(queue.app)
-app.command("demo")(demo.demo)
-
-
 def main() -> None:
     """The entry point of the `runstate` command."""
     prepare_streams()
@@ -155,17 +109,18 @@ def main() -> None:
 
 
 def _exit_code(error: RunstateError) -> int:
-    # What fails in a stage of the pipeline arrives as data, from another process.
+    # What fails in a stage of the pipeline arrives as data, from another process. Errors of runtimes are known by their
+    # codes: to load their classes takes longer than most commands run.
     cause = error.details.get("cause")
     code = cause.get("code") if isinstance(cause, dict) else error.code
-    if code in (LogNotFound.code, StreamNotFound.code, BlobNotFound.code, NodeNotFound.code):
+    if code in (LogNotFound.code, StreamNotFound.code, BlobNotFound.code, "session.node_not_found"):
         return exit_not_found
     if code in (LogDamaged.code, "table.damaged"):
         return exit_damage
     if isinstance(error, StreamNotFound | BlobNotFound | LogNotFound):
         return exit_not_found
-    if isinstance(error, RunCancelled):
+    if error.code == "run.cancelled":
         return exit_interrupted
-    if isinstance(error, LogDamaged | RunFailed):
+    if isinstance(error, LogDamaged) or error.code == "run.failed":
         return exit_damage
     return exit_busy if error.retryable else exit_usage

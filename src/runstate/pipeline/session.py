@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from runstate.pipeline.java_stderr import filtered_stderr
 from runstate.pipeline.machine import usable_cores, usable_memory_bytes
 from runstate.pipeline.private_files import private_file
 from runstate.pipeline.shipping import package_zip, ship
+from runstate.pipeline.worker_python import worker_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -236,7 +236,7 @@ def _started(master: str | None, app_name: str, conf: dict[str, str]) -> SparkSe
     python = conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
     if python or (master or "").startswith("local"):
         # Spark would take whatever `python3` is on PATH, which need not be the one that Runstate is installed in.
-        environment["PYSPARK_PYTHON"] = python or sys.executable
+        environment["PYSPARK_PYTHON"] = python or str(worker_python())
     if is_local(master) and not python:
         # Another Python may lack this package, and elsewhere a daemon starts before the package is sent.
         settings.setdefault("spark.python.daemon.module", "runstate.pipeline.workers")
