@@ -56,6 +56,8 @@ def forge(*statements: str) -> None:
         connection.execute(f"UPDATE events SET crc = checksum({stream}, {columns})")
         connection.execute("UPDATE streams SET events = (SELECT count(*) FROM events WHERE stream_id = id)")
         connection.execute("UPDATE streams SET last_seq = (SELECT max(seq) FROM events WHERE stream_id = id)")
+        last = "SELECT persisted_at FROM events WHERE stream_id = id ORDER BY seq DESC LIMIT 1"
+        connection.execute(f"UPDATE streams SET last_persisted_at = ({last})")
     connection.close()
 
 

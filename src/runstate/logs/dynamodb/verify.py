@@ -25,6 +25,7 @@ from runstate.logs.dynamodb.items import (
     head_of,
     key_key,
     last_text,
+    mark_key,
     mark_of,
     marks_partitions,
     page_rows,
@@ -88,7 +89,25 @@ def _behind(table: Table, head: Head) -> Iterator[Finding]:
             seq=walk.beyond,
         )
     yield from _keys(table, head, None if walk.is_changed else walk.keys)
+    yield from _mark(table, head)
     yield from _snapshots(table, head)
+
+
+def _mark(table: Table, head: Head) -> Iterator[Finding]:
+    """The stream's mark for the feed, which has no checksum."""
+    if (item := table.get(mark_key(head.id))) is None:
+        return
+    try:
+        mark = mark_of(item)
+        again = read_head(table, head.stream)  # After the mark: an append moves both.
+        is_sound = again is None or (
+            mark.stream == head.stream and 0 < mark.since <= mark.through + 1 <= again.last_seq + 1
+        )
+    except LogDamaged:
+        is_sound = False
+    if not is_sound:
+        message = "The mark of fresh events is not what an append wrote: followers may not see them"
+        yield Finding(code="dynamodb.mark_changed", message=message, stream=head.stream)
 
 
 class _Walk:
@@ -198,7 +217,10 @@ def _feed(table: Table) -> Iterator[Finding]:
     """The feed has no hole, and every stream in it is there as a whole, or deleted as a whole."""
     # In this order: what moves on meanwhile, from a head to a mark and from a mark into the feed, is met again there.
     ends = _ends(table)
-    marks = _marks(table)
+    marks, foreign = _marks(table)
+    for item in foreign:
+        if item["sk"] not in ends:  # Else it is a finding of its stream.
+            yield Finding(code="dynamodb.feed_changed", message=f"The mark {item['sk']} is none that an append wrote")
     counter = table.get(counter_key)
     last = int(counter["last"]) if counter else 0
     position = 0
@@ -218,12 +240,12 @@ def _feed(table: Table) -> Iterator[Finding]:
                 yield _hole(entry.stream, reached.get(entry.id, 0) + 1)
             position, reached[entry.id] = entry.position, entry.through
             entries.append(entry)
-        yield from _strays(table, entries)
+        yield from _strays(table, entries, ends)
     if position != last:
         yield Finding(
             code="dynamodb.feed_missing", message=f"The feed should go to position {last}, it ends at {position}"
         )
-    yield from _strays(table, marks)
+    yield from _strays(table, [mark for mark in marks if mark.id not in ends], ends)
     for mark in marks:
         if mark.since <= reached.get(mark.id, 0) + 1:
             reached[mark.id] = max(mark.through, reached.get(mark.id, 0))
@@ -248,8 +270,16 @@ def _ends(table: Table) -> dict[str, tuple[str, int]]:
     return ends
 
 
-def _marks(table: Table) -> list[Entry | Mark]:
-    return [mark_of(i) for partition in marks_partitions() for items in table.query(partition, "0", "g") for i in items]
+def _marks(table: Table) -> tuple[list[Entry | Mark], list[Item]]:
+    """All marks, and the items that are none though they stand among them."""
+    found: list[Entry | Mark] = []
+    foreign: list[Item] = []
+    for item in (i for partition in marks_partitions() for items in table.query(partition, "0", "g") for i in items):
+        try:
+            found.append(mark_of(item))
+        except LogDamaged:
+            foreign.append(item)
+    return found, foreign
 
 
 def _hole(stream: str, seq: int) -> Finding:
@@ -266,7 +296,7 @@ def _not_listed(stream: str) -> Finding:
     return Finding(code="dynamodb.not_listed", message=message, stream=stream)
 
 
-def _strays(table: Table, shown: list[Entry | Mark]) -> Iterator[Finding]:
+def _strays(table: Table, shown: list[Entry | Mark], ends: dict[str, tuple[str, int]]) -> Iterator[Finding]:
     heads = table.get_many(head_key(place.stream) for place in shown)
     listed = table.get_many((directory, place.stream) for place in shown)
     seen: set[str] = set()
@@ -278,6 +308,10 @@ def _strays(table: Table, shown: list[Entry | Mark]) -> Iterator[Finding]:
         if head is not None and head.get("id") == place.id:
             if (directory, place.stream) not in listed and table.get(head_key(place.stream)) is not None:
                 yield _not_listed(place.stream)
+        elif place.id in ends:
+            owner = ends[place.id][0]
+            message = f"The feed shows events of this stream as those of {place.stream!r}: followers do not see them"
+            yield Finding(code="dynamodb.feed_changed", message=message, stream=owner)
         elif not any(table.get((notes, place.id)) for notes in (garbage, set_aside)) and next(
             table.query(place.id, "e", "f", limit=1), None
         ):

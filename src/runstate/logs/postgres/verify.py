@@ -92,8 +92,9 @@ def _stream(
 ) -> Iterator[Finding]:
     ends = Ends()
     rows = read_placed(connection, stream_id, stream, ends)
-    yield from row_findings(stream, rows, (0, 0), last_seq, events)
-    if not ends.fit(*head):
+    found = list(row_findings(stream, rows, (0, 0), last_seq, events))
+    yield from found
+    if not found and not ends.fit(*head):  # Where events are missing, it cannot fit.
         yield head_finding(stream)
 
 

@@ -121,8 +121,9 @@ def _one(head: Row, rows: Iterable[Row]) -> Iterator[Finding]:
             is_intact = checksum(position, record) == crc
             yield record.seq, ends.note(is_intact, record.tenant, record.persisted_at), position
 
-    yield from row_findings(stream, once(), 0, last_seq, events)
-    if not ends.fit(*columns):
+    found = list(row_findings(stream, once(), 0, last_seq, events))
+    yield from found
+    if not found and not ends.fit(*columns):  # Where events are missing, it cannot fit.
         yield head_finding(stream)
     for seq, count in twice.items():
         message = f"{count} rows stand at seq {seq}; the stream is intact up to {seq - 1}"

@@ -94,6 +94,7 @@ def _stream(
             (row[0], ends.note(is_intact(stream, row), row[4], row[6]), position)
             for *row, position in reader.execute(_rows, (stream_id,))
         )
-        yield from row_findings(stream, rows, 0, last_seq, events)
-    if not ends.fit(*head):
+        found = list(row_findings(stream, rows, 0, last_seq, events))
+    yield from found
+    if not found and not ends.fit(*head):  # Where events are missing, it cannot fit.
         yield head_finding(stream)
