@@ -498,6 +498,18 @@ def test_what_a_repair_sets_aside_is_listed_until_it_is_removed(log: EventLog, c
     assert console.items(note["sk"]) == []
 
 
+def test_a_blob_that_a_set_aside_event_refers_to_is_not_collected(log: EventLog, console: Console) -> None:
+    assert isinstance(log, BlobCollectingLog)
+    ref = log.put_blob(b"evidence")
+    log.append("s", notes("first"))
+    log.append("s", [note("second", ref)])
+    page = console.items(sk="e0")[0]
+    console.put(page | {"events": page["events"].replace(b"first", b"other")})
+    log.repair("s")
+    assert log.stream("s") is None
+    assert log.collect_blobs(grace_s=0).removed == []
+
+
 def test_a_repair_that_is_interrupted_changes_nothing_and_is_listed(
     log: EventLog, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:

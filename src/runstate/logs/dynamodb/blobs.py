@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from itertools import chain
 
 from runstate.logs.blob_collection import Collected, Marked, refresh_s
-from runstate.logs.blob_refs import blob_digest, checked_blob
+from runstate.logs.blob_refs import blob_digest, checked_blob, mentioned_refs
 from runstate.logs.dynamodb import deletion
-from runstate.logs.dynamodb.items import blobs, garbage, pieces_of
+from runstate.logs.dynamodb.items import blobs, garbage, last_text, pieces_of, set_aside
 from runstate.logs.dynamodb.refusals import Refused
 from runstate.logs.dynamodb.table import Item, Key, Table, absent, encoded, equal
 from runstate.logs.log import BlobRef, now
@@ -76,6 +76,17 @@ def blob_data(table: Table, entry: Item) -> bytes:
 def list_blobs(table: Table) -> Iterator[Item]:
     """The entries of all blobs."""
     return chain.from_iterable(table.query(blobs, "0", "g"))
+
+
+def mark_set_aside(table: Table, marked: Marked) -> None:
+    """Mark what the events that repairs have set aside refer to."""
+    for notes in table.query(set_aside, "0", last_text):
+        for note in notes:
+            for pages in table.query(note["sk"], "e", "f"):
+                for page in pages:
+                    for value in page.values():
+                        if isinstance(value, bytes):
+                            marked.refs.update(mentioned_refs(value))
 
 
 def collect(table: Table, marked: Marked, *, dry_run: bool) -> Collected:

@@ -210,7 +210,9 @@ class DynamoLog(Handle):
 
     def collect_blobs(self, *, dry_run: bool = False, grace_s: float | None = None) -> Collected:
         self._check_open()
-        return blobs.collect(self._table, mark_blobs(self, grace_s), dry_run=dry_run)
+        marked = mark_blobs(self, grace_s)
+        blobs.mark_set_aside(self._table, marked)
+        return blobs.collect(self._table, marked, dry_run=dry_run)
 
     def _release(self) -> None:
         self._table.close()
