@@ -81,12 +81,11 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The name of the model. The log records it with the stream's first event; empty: nothing is recorded."""
     chained: ClassVar[bool] = False
     """Whether a line of this kind holds something of the line before it, as the links of a hash chain do."""
+    tells_envelope: ClassVar[bool] = False
+    """Whether a line of this kind holds its whole envelope, as those of run directories do."""
 
     def render(self, seq: int, persisted_at: str, previous: bytes | None = None) -> bytes:
-        """The event's line, as every log stores it and every reader gets it.
-
-        `previous` is the line before it in the stream. A log hands it over for a chained draft; None is the beginning.
-        """
+        """The event's line, as every log stores it. `previous` is the line before it, which a chained draft needs."""
         return self.prefix % (seq, persisted_at.encode()) + self.tail
 
     def same_content(self, stored: bytes) -> bool:

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from runstate.errors import InvalidEvent, InvalidJson
+from runstate.models.hash_chain import compact
 from runstate.models.rundir import RUNDIR, RunEvent, event_hash
-from runstate.models.rundir.events import compact
 from runstate.models.rundir.model import RunDraft
 
 Json = dict[str, Any]

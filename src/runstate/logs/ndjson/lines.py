@@ -25,9 +25,8 @@ from runstate.logs.frames import (
 )
 from runstate.logs.log import Record
 from runstate.models.canonical import undecodable
+from runstate.models.hash_chain import compact, event_hash
 from runstate.models.model import Draft
-from runstate.models.rundir.events import compact, event_hash
-from runstate.models.rundir.model import RunDraft
 
 CHAIN_BROKEN = "EVENT_CHAIN_BROKEN"
 bare_model = "rundir"
@@ -85,7 +84,7 @@ def write_line(stream: str, seq: int, persisted_at: str, draft: Draft, previous:
     """
     body = draft.render(seq, persisted_at, previous)
     check_writable(body)
-    if isinstance(draft, RunDraft) and draft.model in ("", bare_model):
+    if draft.tells_envelope and draft.model in ("", bare_model):
         bare = _bare(body)
         if bare.run_id != stream:
             raise ValueError(f"the event belongs to the run {bare.run_id[:80]!r}")

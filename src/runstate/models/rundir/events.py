@@ -6,7 +6,6 @@ JSON Schema `specs/schemas/event.schema.json` is the authority; a property test 
 
 from __future__ import annotations
 
-import hashlib
 import re
 from typing import Annotated, Any, Literal
 
@@ -14,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from runstate.errors import InvalidEvent
-from runstate.models.canonical import check_value, embed, integer_max
+from runstate.models.canonical import check_value, integer_max
 from runstate.models.model import check_file_stream
 
 text_max = 4096
@@ -197,16 +196,3 @@ def read_payload(kind: str, payload: dict[str, Any]) -> msgspec.Struct | None:
         return msgspec.convert(payload, found)
     except msgspec.ValidationError as error:
         raise InvalidEvent(f"The payload of {kind} is wrong: {error}") from error
-
-
-def compact(payload: Any) -> str:
-    """The payload as the chain hashes it: RFC 8785, which is compact JSON with sorted names."""
-    return _encoder.encode(embed(payload)).decode()
-
-
-def event_hash(event_id: str, ts: str, kind: str, payload: str, prev_hash: str) -> str:
-    """The link of the chain: SHA-256 over id, time, type, the compact payload and the hash before."""
-    return hashlib.sha256(f"{event_id}{ts}{kind}{payload}{prev_hash}".encode()).hexdigest()
-
-
-_encoder = msgspec.json.Encoder(order="sorted")

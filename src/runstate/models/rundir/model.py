@@ -13,10 +13,11 @@ from runstate.errors import InvalidEvent
 from runstate.models.activity import Activity
 from runstate.models.canonical import parse
 from runstate.models.envelope import Envelope
+from runstate.models.hash_chain import compact, event_hash
 from runstate.models.model import AlertSink, Description, Draft, Model, describe_members
 from runstate.models.rundir import activity as rundir_activity
 from runstate.models.rundir import state as rundir_state
-from runstate.models.rundir.events import RunEvent, check, compact, event_hash
+from runstate.models.rundir.events import RunEvent, check
 from runstate.models.rundir.evolve import Fold, terminal_states
 from runstate.models.rundir.state import RunDirectory
 
@@ -27,6 +28,7 @@ class RunDraft(Draft, frozen=True, kw_only=True, gc=False):
     ts: str
     payload: str
     chained: ClassVar[bool] = True
+    tells_envelope: ClassVar[bool] = True
 
     def render(self, seq: int, persisted_at: str, previous: bytes | None = None) -> bytes:
         ts = self.ts or persisted_at
