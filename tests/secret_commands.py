@@ -134,7 +134,9 @@ def plain_calls(server: Server, given: Path, endpoint: str, streams: dict[str, s
         Call("restore", ["archive", "sqlite:restored.db"]),
         Call("copy", [engine, "sqlite:copied.db"]),
         Call("copy", ["sqlite:runs.db", server.url("copied")]),
-        Call("copy", ["segments:sessions", "wal:copied"]),
+        # Events alone were appended: the blobs that they refer to are missing, and are named.
+        Call("copy", ["segments:sessions", "wal:copied"], (1,)),
+        Call("gc", [engine]),
         Call("run", [str(given / "app.py:graph"), "--id", "b1", "--telemetry", endpoint]),
         Call("run", [str(given / "app.py:failing"), "--id", "b2"], (1,), {"APP_URL": engine}),
         Call("status", ["b1"]),
@@ -201,6 +203,7 @@ def _failing_calls(server: Server, given: Path) -> list[Call]:
             "archive": [url, "--to", f"unused-{number}"],
             "restore": ["archive", url],
             "copy": [url, "sqlite:unused.db"],
+            "gc": [url],
             "session list": [url],
             "session show": [url, "s"],
             "session tree": [url, "s"],

@@ -65,6 +65,8 @@ def test_a_killed_store_has_a_snapshot_that_its_log_can_prove(tmp_path: Path, sn
             assert len(events) >= max(acknowledged, most)
             kept = store.log.load_snapshot("run", Counter.name)
             if kept is not None:
+                # With every append, it is in the commit of its event.
+                assert kept.seq == len(events) or snapshot_every > 1
                 assert kept.seq <= len(events)
                 assert kept.body == store.model.dump(store.snapshot_at("run", seq=kept.seq))
             assert store.current_state("run") == store.project_snapshot("run")
@@ -73,8 +75,9 @@ def test_a_killed_store_has_a_snapshot_that_its_log_can_prove(tmp_path: Path, sn
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", durable_schemes())
+@pytest.mark.parametrize("scheme", sorted({*durable_schemes()} - {"postgresql", "sqlite"}))
 def test_a_snapshot_that_a_killed_store_did_not_save_is_saved_by_the_next_read(tmp_path: Path, scheme: str) -> None:
+    """SQLite and Postgres save both in one commit."""
     url = url_at(scheme, tmp_path / "log")
     done = subprocess.run(
         [sys.executable, "-m", "tests.crash.test_killed_store", url], env={**os.environ, **credentials}

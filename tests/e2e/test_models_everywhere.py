@@ -163,7 +163,14 @@ def answers_check(filled: Filled, done: Outcome, to: Path) -> None:
 
 
 def answers_verify(filled: Filled, done: Outcome, to: Path) -> None:
-    assert "intact" in done.err, done.err
+    assert_intact(done)
+
+
+def assert_intact(done: Outcome) -> None:
+    """Some of the events are impossible where they stand. That is a warning, and no damage."""
+    warnings = done.out.splitlines()
+    assert all("event.invalid_transition" in warning for warning in warnings), done.out
+    assert ("0 damaged" if warnings else "intact") in done.err, done.err
 
 
 def answers_lag(filled: Filled, done: Outcome, to: Path) -> None:
@@ -429,7 +436,7 @@ def test_each_stream_is_read_with_its_own_model(mixed: str, cli: Cli) -> None:
         assert cli("snapshot", mixed, row["stream"], "--json").out.strip().encode() == state
     count = len(rows)
     assert f"{count} right, 0 wrong" in cli("replay", mixed, "--check").err
-    assert "intact" in cli("verify", mixed).err
+    assert_intact(cli("verify", mixed))
     assert len(cli("tail", mixed).rows) == sum(row["events"] for row in rows)
 
 

@@ -64,16 +64,20 @@ conditions = [
 
 
 @pytest.fixture(scope="module")
-def frames(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[DataFrame, DataFrame]:
-    """All events of a log, as our source reads them, and as a frame of Spark's own that hands no filter down."""
-    frame = read_view(spark, filled("sqlite", "engine", tmp_path_factory.mktemp("filters"), runs=6), model="engine")
-    return frame, spark.createDataFrame(frame.collect(), frame.schema)
+def whole(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, DataFrame]:
+    """A log, and all of its events as a frame of Spark's own, which hands no filter down."""
+    url = filled("sqlite", "engine", tmp_path_factory.mktemp("filters"), runs=6)
+    frame = read_view(spark, url, model="engine")
+    return url, spark.createDataFrame(frame.collect(), frame.schema)
 
 
 @pytest.mark.parametrize("condition", conditions)
-def test_a_filter_gives_what_it_gives_on_all_events(frames: tuple[DataFrame, DataFrame], condition: str) -> None:
-    frame, whole = frames
-    assert as_read(frame.where(condition)) == as_read(whole.where(condition))
+def test_a_filter_gives_what_it_gives_on_all_events(
+    spark: SparkSession, whole: tuple[str, DataFrame], condition: str
+) -> None:
+    url, expected = whole
+    frame = read_view(spark, url, model="engine")
+    assert as_read(frame.where(condition)) == as_read(expected.where(condition))
 
 
 def test_filters_on_the_envelope_are_taken_over(spark: SparkSession, tmp_path: Path) -> None:

@@ -75,8 +75,9 @@ class SnapshottingClaims(LogKit):
     def test_a_snapshot_replaces_one_that_lies_beyond_the_end(self, log: EventLog) -> None:
         log.append("s", notes("a"))
         log.save_snapshot("s", snapshot(9, text="beyond"))
+        beyond = saved(log, "s")  # A log may refuse to keep it.
         append_batch(log, "s", notes("b"), Making(), None)
-        assert saved(log, "s") in _if_saved(log, snapshot(2, text="b"), or_not=snapshot(9, text="beyond"))
+        assert saved(log, "s") in _if_saved(log, snapshot(2, text="b"), or_not=beyond)
 
     @needs(Capability.SNAPSHOTS)
     def test_many_streams_get_a_snapshot_each_and_a_refused_one_gets_none(self, log: EventLog) -> None:
