@@ -64,8 +64,9 @@ def edits(value: Any) -> Iterator[Any]:
         yield b""
     elif isinstance(value, int):
         yield from (value + 1, value - 1, -value - 7, value + 1_000_000)
-    else:
+    elif isinstance(value, str):
         yield from (f"{value}x", "", value[:-1] + chr(ord(value[-1:] or "a") ^ 1))
+    # Else it is the time at which a blob was put, which only a collection looks at.
 
 
 class Scene:
