@@ -21,7 +21,7 @@ from tests.commands import Cli
 from tests.unit.runtimes.daemon_places import until
 
 import runstate
-from runstate.errors import AppendOutcomeUnknown
+from runstate.errors import AppendOutcomeUnknown, LogNotFound
 from runstate.models.daemon import DAEMON
 from runstate.runtimes.daemon import Client, Daemon, DaemonAway, socket_name
 from runstate.runtimes.daemon.wire import request_bytes_max
@@ -217,11 +217,18 @@ class serving:  # noqa: N801 - reads as what it is: `with serving(place) as serv
         command = [sys.executable, "-m", "runstate", "daemon", "serve", self._url]
         self._server = subprocess.Popen(command, stderr=subprocess.PIPE, env=os.environ | {"NO_COLOR": "1"})
         deadline = time.monotonic() + 30
-        while not self._socket.exists():
+        while not self._is_listening():
             assert time.monotonic() < deadline
             assert self._server.poll() is None
             time.sleep(0.01)
         return self._server
+
+    def _is_listening(self) -> bool:
+        try:
+            Client(self._socket).close()
+        except LogNotFound:
+            return False
+        return True
 
     def __exit__(self, *exc: object) -> None:
         self._server.kill()
