@@ -141,9 +141,17 @@ def test_an_interrupted_validation_ends_at_once(fleet: Path, start: Start) -> No
 
 
 def test_verify_says_that_a_log_is_intact(fleet: Path, start: Start, size: str) -> None:
-    verify = start("verify", "sqlite:fleet.db")
+    verify = start("verify", "segments:desk/sessions")
     assert verify.finish() == 0
     assert verify.lines == ["intact"]
+    check_in_order(verify)
+
+
+def test_verify_names_impossible_events_and_counts_them(fleet: Path, start: Start, size: str) -> None:
+    verify = start("verify", "sqlite:fleet.db")
+    assert verify.finish() == 0
+    assert "engine-0-0001:10: event.invalid_transition: StepCompleted is intact, and impossible" in verify.unwrapped
+    assert verify.lines[-1] == "0 damaged, 6 warnings"
     check_in_order(verify)
 
 
