@@ -60,10 +60,6 @@ def link_refused(path: PurePath) -> OSError:
     return OSError(errno.ELOOP, f"{path.name} is a symbolic link, and links are not followed to write", str(path))
 
 
-def identify(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino
-
-
 class SharedLock:
     """filelock's locks are exclusive; this one uses the same call of the kernel, so that each knows of the other."""
 
@@ -98,7 +94,7 @@ class RealDescriptor:
         return os.pread(self._fd, size, offset)
 
     def size(self) -> int:
-        return os.fstat(self._fd).st_size
+        return os.lseek(self._fd, 0, os.SEEK_END)  # No fstat: see `file_status`.
 
     def truncate(self, size: int) -> None:
         try:
@@ -123,8 +119,9 @@ class RealDescriptor:
         error.filename = str(self._path)
         return error
 
-    def identity(self) -> tuple[int, int]:
-        return identify(os.fstat(self._fd))
+    def identity(self) -> Identity:
+        found = os.fstat(self._fd)
+        return found.st_dev, found.st_ino
 
     def lock(self) -> None:
         fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -30,11 +30,11 @@ from runstate.storage.descriptors import (
     Identity,
     RealDescriptor,
     SharedLock,
-    identify,
     link_refused,
     open_to_change,
     open_to_read,
 )
+from runstate.storage.file_status import find_file
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
@@ -321,8 +321,7 @@ class RealDisk:
         return os.stat(path).st_mtime
 
     def look_up(self, path: PurePath) -> tuple[Identity, int]:
-        found = os.lstat(path)
-        return identify(found), found.st_size
+        return find_file(os.fspath(path))
 
     def names(self, path: PurePath) -> list[str]:
         return sorted(os.listdir(path))

@@ -44,6 +44,21 @@ def test_a_commit_to_a_file_that_is_gone_is_not_acknowledged(tmp_path: Path, hap
             log.append("s", notes("later"))
 
 
+@pytest.mark.parametrize("made_before", [True, False])
+def test_a_log_behind_a_link_is_written_where_it_is(tmp_path: Path, made_before: bool) -> None:
+    real, link = tmp_path / "real.db", tmp_path / "link.db"
+    link.symlink_to(real)
+    if made_before:
+        open_log(f"sqlite:{real}").close()
+    with open_log(f"sqlite:{link}") as log:
+        log.append("s", numbered(2))
+        assert not link.with_name("link.db-wal").exists()
+        replace(real)
+        with pytest.raises(AppendOutcomeUnknown, match="removed or replaced while it was open"):
+            log.append("s", notes("late"))
+    assert real.stat().st_mode & 0o777 == 0o600
+
+
 def test_the_process_may_go_to_another_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with open_log("sqlite:runs.db") as log:

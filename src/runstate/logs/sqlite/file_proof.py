@@ -6,8 +6,10 @@ true of `-wal`, which holds the newest commits.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+
+from runstate.storage.descriptors import Identity
+from runstate.storage.file_status import find_file
 
 
 class FileProof:
@@ -15,16 +17,15 @@ class FileProof:
 
     def __init__(self, path: Path) -> None:
         self._paths = (str(path), f"{path}-wal")
-        self._known: dict[str, tuple[int, int]] = {}
+        self._known: dict[str, Identity] = {}
 
     def find_lost(self) -> str | None:
         """The name of a file that is gone or replaced; None if there is none. `-wal` is known from its first commit."""
         for path in self._paths:
             try:
-                found = os.stat(path)
+                identity, _ = find_file(path)
             except OSError:
                 return path
-            identity = (found.st_dev, found.st_ino)
             if self._known.setdefault(path, identity) != identity:
                 return path
         return None

@@ -107,11 +107,11 @@ class SqliteLog(Handle):
             LogFailed: it cannot be opened: no such directory, no read permission.
         """
         self.path = Path(path)
-        self._file = self.path.absolute()  # The process may go to another directory.
+        self._file = Path(os.path.realpath(path))  # SQLite follows links; and the process may go to another directory.
         self._busy_timeout_s = busy_timeout_s
         super().__init__()
         if create:
-            create_private(self.path)
+            create_private(self._file)
         elif not is_there(self.path):
             raise LogNotFound(f"There is no file {self.path}", path=str(self.path))
         elif is_empty(self.path):
@@ -337,7 +337,7 @@ class SqliteLog(Handle):
             NotWritable: this process may only read the file.
         """
         if self._writer is None:
-            raise not_writable(Path(os.path.realpath(self.path)))
+            raise not_writable(self._file)
         return self._writer
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
