@@ -14,6 +14,7 @@ from _thread import LockType, allocate_lock
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from itertools import zip_longest
 from queue import SimpleQueue
 from threading import Lock, Thread, current_thread
 from typing import Any, Generic, TypeVar
@@ -26,11 +27,13 @@ A = TypeVar("A")
 weight_default_max = 1000
 """Jobs that share one flush; more would only make the first of them wait longer."""
 
+gather_default_pause_s = 0.0002
+
 
 class _Seat:
     """The place of a job in line."""
 
-    __slots__ = ("error", "future", "has_left", "is_done", "is_last", "job", "leads", "turn")
+    __slots__ = ("error", "following", "future", "has_left", "is_done", "is_last", "job", "leads", "turn")
 
     def __init__(self, job: Any, future: Future[Any] | None = None) -> None:
         self.job, self.future = job, future
@@ -39,6 +42,8 @@ class _Seat:
         self.turn: LockType | None = None
         """Released when its job is done, or its caller is to lead. A bare lock wakes faster than any event object."""
         self.is_done = self.leads = self.has_left = False
+        self.following: _Seat | None = None
+        """Of the same group: the caller that this one wakes when it goes on."""
         self.error: Exception | None = None
 
 
@@ -52,7 +57,7 @@ class GroupCommit(Generic[J, A]):
         *,
         weigh: Callable[[J], int] | None = None,
         weight_max: int = weight_default_max,
-        gather_max_s: float = 0.0,
+        gather_pause_s: float = gather_default_pause_s,
         turn: AbstractContextManager[object] | None = None,
         name: str = "runstate-group-commit",
     ) -> None:
@@ -61,14 +66,14 @@ class GroupCommit(Generic[J, A]):
         `answer` returns what came of a flushed job, or raises why it was refused. It runs outside the line, in the
         thread of the job's caller, and may wait.
 
-        `gather_max_s` is how long a leader waits for the callers of the last group to come back: without it the first
-        of them would flush alone, where flushes take long.
+        `gather_pause_s`: a leader waits for as many jobs as were flushed the last time, until none has come for so
+        long. Without it the first caller that comes back flushes alone, and the others wait for two flushes.
 
         `turn` is held during a flush, and also by those who change the same thing in other ways. The group is made up
         once the leader has it.
         """
         self._flush, self._answer, self._weigh, self._weight_max = flush, answer, weigh, weight_max
-        self._gather_max_s, self._turn, self._name = gather_max_s, turn or nullcontext(), name
+        self._gather_pause_s, self._turn, self._name = gather_pause_s, turn or nullcontext(), name
         self._gate = Lock()
         """Held for moments, to look at the line or to change it."""
         self._line: list[_Seat] = []
@@ -181,21 +186,25 @@ class GroupCommit(Generic[J, A]):
             self._leave(seats)
 
     def _leave(self, seats: list[_Seat]) -> None:
-        """Hand over if this caller leads, and take back what is not flushed. To repeat it changes nothing."""
+        """Hand over if this caller leads, take back what is not flushed, and wake the next caller of the group.
+
+        To repeat it changes nothing.
+        """
         last = seats[-1]
-        if last.has_left or (last.is_done and not last.leads):
-            return
-        with self._gate:
-            if not last.is_done:  # Interrupted.
-                own = set(map(id, seats))
-                self._line = [seat for seat in self._line if id(seat) not in own]
+        if not last.has_left and (last.leads or not last.is_done):
+            with self._gate:
+                if not last.is_done:  # Interrupted.
+                    own = set(map(id, seats))
+                    self._line = [seat for seat in self._line if id(seat) not in own]
+                    if self._leader is last:
+                        self._taken = [seat for seat in self._taken if id(seat) not in own]
                 if self._leader is last:
-                    self._taken = [seat for seat in self._taken if id(seat) not in own]
-            if self._leader is last:
-                self._hand_over()
-            elif self._leader is not None:
-                self._wake(self._leader)  # The interrupt may have come when it was appointed and not yet woken.
-            last.has_left = True
+                    self._hand_over()
+                elif self._leader is not None:
+                    self._wake(self._leader)  # The interrupt may have come when it was appointed and not yet woken.
+                last.has_left = True
+        if last.following is not None and last.following.is_done:
+            self._wake(last.following)
 
     def _answer_of(self, seat: _Seat) -> A:
         if seat.error is not None:
@@ -206,7 +215,7 @@ class GroupCommit(Generic[J, A]):
 
     def _flush_group(self) -> None:
         """Take the jobs in line, flush them and wake their callers. The caller leads."""
-        if self._gather_max_s and len(self._line) < self._last_size:
+        if len(self._line) < self._last_size:
             self._gather()
         failure: Exception | None = None
         with self._turn:
@@ -218,18 +227,34 @@ class GroupCommit(Generic[J, A]):
                     self._flush(jobs)
             except Exception as error:  # noqa: BLE001 - it is raised by the callers whose jobs these are
                 failure = error
-        # No gate: until this caller hands over, the group is its own.
-        for seat in self._taken:
+        with self._gate:
+            self._tell(failure)
+            self._taken = []
+
+    def _tell(self, failure: Exception | None) -> None:
+        """The group is flushed: wake its first caller, which wakes the next one, and so on. The gate is held.
+
+        Callers that woke at once would be in each other's way, since one at a time can run.
+        """
+        waiting = [seat for seat in self._taken if seat.turn and not seat.has_left and seat is not self._leader]
+        for seat, following in zip_longest(waiting, waiting[1:]):
+            seat.following = following
+        for seat in reversed(self._taken):  # The last one first: whoever is done can wake the next.
             seat.error, seat.is_done = failure, True
-            self._wake(seat)
-        self._taken = []
+        for seat in self._taken:
+            if seat.future is not None:
+                self._wake(seat)
+        if waiting:
+            self._wake(waiting[0])
 
     def _gather(self) -> None:
         with self._gate:
             self._gathered.acquire(blocking=False)
             self._is_gathering = len(self._line) < self._last_size
-        if self._is_gathering:
-            self._gathered.acquire(timeout=self._gather_max_s)
+        came = -1
+        while self._is_gathering and came < len(self._line):
+            came = len(self._line)
+            self._gathered.acquire(timeout=self._gather_pause_s)
 
     def _take(self) -> None:
         """Move jobs from the line to the group: those of cancelled futures are dropped."""

@@ -19,9 +19,8 @@ Find = Callable[[str], tuple[Identity, int]]
 _AT_FDCWD = -100
 _AT_SYMLINK_NOFOLLOW = 0x100
 _STATX_INO_AND_SIZE = 0x100 | 0x200
-_struct_size = 256
-_ino_and_size = struct.Struct("=32xQQ")
-_device = struct.Struct("=136xII")
+_Buffer = ctypes.c_char * 256
+_ino_size_and_device = struct.Struct("=32xQQ88xII")
 
 
 def find_file_by_stat(path: str) -> tuple[Identity, int]:
@@ -40,11 +39,11 @@ def _bind_statx() -> Find | None:
     statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p)
 
     def find_file(path: str) -> tuple[Identity, int]:
-        found = ctypes.create_string_buffer(_struct_size)
+        found = _Buffer()
         if statx(_AT_FDCWD, os.fsencode(path), _AT_SYMLINK_NOFOLLOW, _STATX_INO_AND_SIZE, found) != 0:
             return find_file_by_stat(path)  # It raises the error, or answers where a sandbox refuses statx.
-        inode, size = _ino_and_size.unpack_from(found)
-        return (os.makedev(*_device.unpack_from(found)), inode), size
+        inode, size, major, minor = _ino_size_and_device.unpack_from(found)
+        return (os.makedev(major, minor), inode), size
 
     return find_file
 

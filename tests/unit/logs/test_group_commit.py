@@ -203,7 +203,7 @@ def test_closing_flushes_what_was_accepted_and_refuses_the_rest(jobs: Jobs, pool
 
 
 def test_a_leader_waits_a_moment_for_the_callers_of_the_last_group(pool: ThreadPoolExecutor) -> None:
-    jobs = Jobs(gather_max_s=patience_s)
+    jobs = Jobs(gather_pause_s=patience_s)
     leader, followers = lead(jobs, pool), follow(jobs, pool, 1, 2)
     jobs.is_open.set()
     wait_for([leader, *followers], patience_s)

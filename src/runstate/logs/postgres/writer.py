@@ -35,7 +35,7 @@ shared_drafts_max = 32
 group_drafts_max = 1000
 """Drafts that share a transaction; more would only make all of them wait longer."""
 
-gather_max_s = 0.001
+gather_pause_s = 0.001
 
 appends_max = 500
 """Appends of one caller that share a transaction. Others wait for the heads that it has locked."""
@@ -119,7 +119,7 @@ class Writer:
             answer,
             weigh=lambda append: len(append.drafts),
             weight_max=group_drafts_max,
-            gather_max_s=gather_max_s,
+            gather_pause_s=gather_pause_s,
             name="runstate-postgres-writer",
         )
 
