@@ -31,14 +31,15 @@ def file_blocks(file: File, start: int, end: int) -> Iterator[Block]:
         if b"\n" not in chunk:
             continue  # Joined once the line has ended: to join a long line with each chunk would take its size squared.
         data = b"".join(rest)
-        *lines, last = data.split(b"\n")
+        lines = data.split(b"\n")
+        last = lines.pop()
         block, rest = Block(lines, offset), [last]
-        yield from _without_blanks(block) if _has_blanks(data) else (block,)
+        yield from _without_blanks(block) if _has_blanks(lines) else (block,)
         offset += len(data) - len(last)
 
 
-def _has_blanks(data: bytes) -> bool:
-    return b"\n\n" in data or b"\n\r\n" in data or data.startswith((b"\n", b"\r\n"))
+def _has_blanks(lines: Sequence[bytes]) -> bool:
+    return b"" in lines or b"\r" in lines
 
 
 def _without_blanks(block: Block) -> Iterator[Block]:
@@ -131,10 +132,10 @@ def last_entry(stream: str, file: File, end: int) -> Entry | None:
 def count_lines(file: File, start: int, end: int) -> int:
     lines = 0
     for offset in range(start, end, chunk_bytes):
-        data = file.read_at(offset, min(chunk_bytes, end - offset))
-        if _has_blanks(data):
+        parts = file.read_at(offset, min(chunk_bytes, end - offset)).split(b"\n")[:-1]
+        if _has_blanks(parts):  # Or a line ends where the chunk does.
             return sum(len(block.lines) for block in file_blocks(file, start, end))
-        lines += data.count(b"\n")
+        lines += len(parts)
     return lines
 
 
