@@ -94,6 +94,13 @@ def test_a_stored_line_of_v1_is_upcast_when_it_is_decoded(line_v1: Callable[...,
     assert (type(record), record.run_seq, record.step_id, record.tenant_id) == (RunEventRecord, 3, "extract", "unknown")
 
 
+@pytest.mark.parametrize("value", [{}, {"x": 1}, None, 7, "text"])
+def test_a_member_that_is_named_extra_comes_back_in_extra(line: Callable[..., bytes], value: object) -> None:
+    stored = line(1, extra={"extra": value})
+    for written in (stored, stored.replace(b'"extra"', rb'"\u0065xtra"')):
+        assert ENGINE.decode(written).extra == {"extra": value}
+
+
 def test_a_line_that_was_stored_with_engine_attempt_0_is_still_read(
     line: Callable[..., bytes], line_v1: Callable[..., bytes]
 ) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from runstate.errors import InvalidEvent
 from runstate.models.canonical import check_value, integer_max, is_text
@@ -32,6 +32,10 @@ unknown_scope = "unknown"
 """What an upcast event says where contract v1 has no such field."""
 
 
+Extra = Annotated[dict[str, Any], Meta(min_length=1, max_length=0)]
+"""Never decoded: no JSON object has both lengths, so the decoder refuses a member that is named `extra` itself."""
+
+
 class RunEventWrite(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=True):
     """An event of contract v2, as a producer writes it: no place in the order yet, no time of storage."""
 
@@ -49,7 +53,7 @@ class RunEventWrite(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=
     idempotency_key: str
     step_id: str | UnsetType = UNSET
     payload: dict[str, Any] | UnsetType = UNSET
-    extra: dict[str, Any] = {}
+    extra: Extra = {}
     """Members that this version does not know; written at the top level of the JSON, as they came."""
 
 
@@ -124,11 +128,10 @@ def _typed(kind: type[Event], members: Any) -> Event:
 
 def decode_record(line: bytes) -> RunEventRecord:
     """A stored line as a record of contract v2. It was checked when it was appended, so its rules are not run again."""
-    if b'"extra"' not in line:  # Else it would land in the struct's own.
-        try:
-            return _record_decoder.decode(line)
-        except msgspec.ValidationError:
-            pass  # An event of v1, or one with members that this version does not know.
+    try:
+        return _record_decoder.decode(line)
+    except msgspec.ValidationError:
+        pass  # An event of v1, or one with members that this version does not know.
     members = msgspec.json.decode(line)
     if is_v1(members):
         return upcast(from_members(CanonicalEngineEvent, members, stored=True))
