@@ -26,7 +26,7 @@ class BulkLog(Protocol):
 
 def append_many(log: EventLog, batches: Sequence[Batch]) -> list[Answer]:
     """Append to many streams, with as few commits as the log can. Each batch is written as a whole or not at all."""
-    if isinstance(log, BulkLog):
+    if len(batches) > 1 and isinstance(log, BulkLog):
         return log.append_many(batches)
     return [_append(log, stream, drafts) for stream, drafts in batches]
 

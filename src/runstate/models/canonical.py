@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import msgspec
@@ -64,14 +65,28 @@ def embed(value: Any) -> Any:
 
 
 def _plain(value: Any) -> bool:
-    kind = type(value)
-    if kind is dict:
-        return all(type(name) is str and name.isascii() and _plain(member) for name, member in value.items())
-    if kind is list:
-        return all(_plain(item) for item in value)
-    if kind is int:
-        return bool(-integer_max <= value <= integer_max)
-    return kind is str or value is None or kind is bool
+    found = [value]
+    for item in found:  # It grows by what stands in them.
+        kind = type(item)
+        if kind is dict:
+            if not _are_ascii(item):
+                return False
+            found += item.values()
+        elif kind is list:
+            found += item
+        elif kind is int:
+            if not -integer_max <= item <= integer_max:
+                return False
+        elif not (kind is str or item is None or kind is bool):
+            return False
+    return True
+
+
+def _are_ascii(names: Iterable[Any]) -> bool:
+    try:
+        return "".join(names).isascii()
+    except TypeError:  # One is no text.
+        return False
 
 
 def digest(data: bytes) -> str:
