@@ -81,7 +81,7 @@ def is_intact(stream: str, row: Sequence[Any]) -> bool:
     try:
         if crc >= 0:
             return bool(crc == _checksum_1(*columns))
-        return crc in (checksum(stream, *columns), _checksum(0, *columns))
+        return bool(crc == checksum(stream, *columns) or crc == _checksum(0, *columns))
     except (TypeError, ValueError, AttributeError):  # A column of another type than the one that was written.
         return False
 
@@ -92,8 +92,8 @@ def read_records(stream: str, rows: Sequence[Sequence[Any]]) -> list[Record]:
         LogDamaged: one of the rows is not what was appended.
     """
     records: list[Record] = []
-    start = _start(stream)
     try:
+        start = _start(stream)
         for seq, event_id, kind, key, tenant, emitted_at, persisted_at, body, crc in rows:
             # As `checksum` does, without a call for each row of a long read.
             line = extend_crc32c(start ^ seq & _low, body)
@@ -103,7 +103,7 @@ def read_records(stream: str, rows: Sequence[Sequence[Any]]) -> list[Record]:
             records.append(Record(stream, seq, event_id, kind, key, tenant, emitted_at, persisted_at, body))
         else:
             return records
-    except (TypeError, ValueError):  # A column of another type than the one that was written.
+    except (TypeError, ValueError, AttributeError):  # A column of another type than the one that was written.
         pass
     return [_read_record(stream, row) for row in rows]
 
@@ -114,6 +114,17 @@ def read_feed(rows: Sequence[Sequence[Any]]) -> list[Record]:
     Raises:
         LogDamaged: it is the first one.
     """
+    by_stream: dict[str, list[Sequence[Any]]] = {}
+    for row in rows:
+        by_stream.setdefault(row[0], []).append(row[1:])
+    try:
+        read = {stream: iter(read_records(stream, own)) for stream, own in by_stream.items()}
+        return [next(read[row[0]]) for row in rows]
+    except LogDamaged:
+        return _read_feed_up_to_damage(rows)
+
+
+def _read_feed_up_to_damage(rows: Sequence[Sequence[Any]]) -> list[Record]:
     records: list[Record] = []
     try:
         for row in rows:
