@@ -14,13 +14,18 @@ _no_locks = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 _full = {errno.ENOSPC, errno.EDQUOT}
 
 
+def lacks_locks(error: OSError) -> bool:
+    """Whether a file system refused to lock a file because it never does."""
+    return error.errno in _no_locks
+
+
 def translate(error: OSError) -> RunstateError:
     """The operating system's errors in our words. Nothing was written."""
     if isinstance(error, LockBusy):
         return LogBusy("Another writer holds this stream; try again")
     if error.errno in _full:
         return LogFull()
-    if error.errno in _no_locks:
+    if lacks_locks(error):
         return LogFailed(
             f"This file system cannot lock files ({error.strerror}), so that another writer could not be kept out. "
             "Keep the log on a local disk, or mount the file system with locks"

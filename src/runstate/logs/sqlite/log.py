@@ -46,6 +46,7 @@ from runstate.logs.snapshotting import MakeSnapshot
 from runstate.logs.sqlite import blobs, queries
 from runstate.logs.sqlite.appends import Append, adopt_rows, delete_rows, find_tombstone
 from runstate.logs.sqlite.damaged_text import fetch_rows
+from runstate.logs.sqlite.lock_proof import check_locks
 from runstate.logs.sqlite.readers import (
     Readers,
     ReadOnlyReaders,
@@ -104,7 +105,7 @@ class SqliteLog(Handle):
             NotALog: something else is in the file.
             LogTooNew: a newer Runstate wrote it.
             NotWritable: it cannot be created.
-            LogFailed: it cannot be opened: no such directory, no read permission.
+            LogFailed: it cannot be opened: no such directory, no read permission, a file system without locks.
         """
         self.path = Path(path)
         self._file = Path(os.path.realpath(path))  # SQLite follows links; and the process may go to another directory.
@@ -123,6 +124,7 @@ class SqliteLog(Handle):
         self._writer: Writer | None = None
         self._readers: Readers | ReadOnlyReaders
         if can_write(self.path):
+            check_locks(self._file.parent)
             first = self._connect()
             try:
                 self._prepare(first)
