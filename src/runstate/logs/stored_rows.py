@@ -46,6 +46,16 @@ def checksum(
     return _checksum(_start(stream), seq, event_id, kind, key, tenant, emitted_at, persisted_at, body)
 
 
+def checksums(stream: str, records: Iterable[Record]) -> list[int]:
+    """`checksum` of each record of a stream. In one loop, as calls cost more than what they compute."""
+    start, found = _start(stream), []
+    for r in records:
+        line = extend_crc32c(start ^ r.seq & _low, r.body)
+        envelope = f"{r.event_id}\0{r.type}\0{r.key}\0{r.tenant}\0{r.emitted_at}\0{r.persisted_at}"
+        found.append(_two + ((extend_crc32c(line, envelope.encode()) & 0x7FFFFFFF) << 32 | line))
+    return found
+
+
 def _start(stream: str) -> int:
     """What the checksums of a stream's rows start with, before `seq` is added."""
     found: int = extend_crc32c(0, stream.encode())

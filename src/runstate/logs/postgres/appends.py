@@ -25,7 +25,7 @@ from runstate.logs.postgres.arrays import Blobs, Numbers, Texts
 from runstate.logs.postgres.deletion import put_back_tombstone
 from runstate.logs.postgres.transactions import Connection, begin, local_settings, server_time, set_local
 from runstate.logs.snapshotting import MakeSnapshot, StreamEnd
-from runstate.logs.stored_rows import checksum, read_records, record_columns
+from runstate.logs.stored_rows import checksums, read_records, record_columns
 from runstate.logs.tombstones import Tombstone
 from runstate.models.canonical import digest
 from runstate.models.model import Draft
@@ -344,11 +344,6 @@ def _values(heads: Sequence[Head]) -> dict[str, object]:
         "tenants": Texts([r.tenant for r in records]),
         "emitted": Texts([r.emitted_at for r in records]),
         "persisted": Texts([r.persisted_at for r in records]),
-        "crcs": Numbers(
-            [
-                checksum(r.stream, r.seq, r.event_id, r.type, r.key, r.tenant, r.emitted_at, r.persisted_at, r.body)
-                for r in records
-            ]
-        ),
+        "crcs": Numbers([crc for head in heads for crc in checksums(head.stream, head.new.values())]),
         "bodies": Blobs([r.body for r in records]),
     }

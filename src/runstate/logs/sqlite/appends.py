@@ -24,7 +24,7 @@ from runstate.logs.log import (
 from runstate.logs.planning import StreamPlan
 from runstate.logs.snapshotting import MakeSnapshot, StreamEnd
 from runstate.logs.sqlite.snapshots import save_with_events
-from runstate.logs.stored_rows import checksum, read_records, record_columns
+from runstate.logs.stored_rows import checksums, read_records, record_columns
 from runstate.logs.stream_models import model_after
 from runstate.logs.tombstones import Tombstone, if_counting
 from runstate.models.canonical import digest
@@ -150,9 +150,10 @@ def append_new(connection: sqlite3.Connection, heads: Heads, appends: Sequence[A
             raise KnownKey from error
         if len(plan.new) < len(drafts):
             raise KnownKey
-        rows += [_row(stream_id, record) for record in plan.new.values()]
+        new = list(plan.new.values())
+        rows += _rows(stream_id, stream, new)
         make = next((append.make for append in reversed(group) if append.make is not None), None)
-        snapshots.append((stream_id, seq_before, make, list(plan.new.values())))
+        snapshots.append((stream_id, seq_before, make, new))
     try:
         connection.executemany(insert_event, rows)
     except sqlite3.IntegrityError as error:
@@ -250,9 +251,11 @@ def delete_rows(
         connection.execute(_put_tombstone, msgspec.structs.astuple(tombstone))
 
 
-def _row(stream_id: int, record: Record) -> Row:
-    envelope = (record.event_id, record.type, record.key, record.tenant, record.emitted_at, record.persisted_at)
-    return (stream_id, record.seq, *envelope, checksum(record.stream, record.seq, *envelope, record.body), record.body)
+def _rows(stream_id: int, stream: str, records: Sequence[Record]) -> list[Row]:
+    return [
+        (stream_id, r.seq, r.event_id, r.type, r.key, r.tenant, r.emitted_at, r.persisted_at, crc, r.body)
+        for r, crc in zip(records, checksums(stream, records), strict=True)
+    ]
 
 
 def _previous(connection: sqlite3.Connection, stream_id: int, seq: int, drafts: Sequence[Draft]) -> bytes | None:
@@ -281,7 +284,7 @@ def _write_records(connection: sqlite3.Connection, stream: str, new: Sequence[Re
     first, last = new[0], new[-1]
     head = (stream, first.tenant, last.seq, len(new), first.persisted_at, last.persisted_at, model)
     (stream_id,) = connection.execute(_put_head, head).fetchone()
-    connection.executemany(insert_event, [_row(stream_id, record) for record in new])
+    connection.executemany(insert_event, _rows(stream_id, stream, new))
     return int(stream_id)
 
 
