@@ -15,12 +15,12 @@ import pytest
 from runstate.conformance.notes import note, notes
 from runstate.conformance.simulated_disk import Operation, SimulatedDisk, every_crash, every_kill
 from runstate.errors import AppendOutcomeUnknown, LogClosed, LogFailed, LogFull, StreamNotFound
-from runstate.logs.log import StoredSnapshot
+from runstate.logs.log import Record, StoredSnapshot
 from runstate.logs.wal import WalLog
 from runstate.logs.wal.archive import segments
 from runstate.logs.wal.entries import proven_entry
 from runstate.logs.wal.files import StreamFiles
-from runstate.logs.wal.ledger import Ledger, read_ledger
+from runstate.logs.wal.ledger import Ledger, read_ledger, reserve_step
 from runstate.logs.wal.options import WalOptions
 from runstate.logs.wal.writer import Writer
 from runstate.models.canonical import digest
@@ -534,3 +534,38 @@ def test_every_crash_of_a_deletion_leaves_the_whole_stream_or_none() -> None:
         log.delete_stream("other")
         assert [name for name in crash.disk.names(root) if name.startswith(".deleted")] == []
         log.close()
+
+
+def adopting(records: list[Record]) -> Callable[[SimulatedDisk], Iterator[str]]:
+    """A copy in two stretches, and an append of this log's own behind it."""
+
+    def scenario(disk: SimulatedDisk) -> Iterator[str]:
+        log = opened(disk)
+        for first in (0, 2):
+            log.adopt("s", records[first : first + 3])
+            yield from sent[first : first + 3]
+        log.append("s", notes("own"))
+        yield "own"
+        log.close()
+
+    return scenario
+
+
+def test_a_copy_that_a_power_cut_ended_is_finished_by_the_next_one() -> None:
+    source = opened(SimulatedDisk())
+    source.append("s", notes(*sent))
+    records, hidden = source.read("s"), 0
+    for crash in every_crash(adopting(records), states_max=300):
+        hidden += has_zeros(crash.disk)
+        is_own = "own" in crash.acknowledged
+        log = opened(crash.disk)
+        log.adopt("s", records)
+        held = log.read("s")
+        assert held[:5] == records, crash.during
+        assert [record.key for record in held[5:]] in ([["own"]] if is_own else [[], ["own"]]), crash.during
+        (result,) = log.append("s", notes("own"))
+        # Its own seqs are given out once: behind zeros that may hide one, it goes on behind all that were reserved.
+        assert result.seq == 6 or result.seq > 6 + reserve_step, crash.during
+        assert [finding for finding in log.verify() if finding.severity == "damage"] == [], crash.during
+        log.close()
+    assert hidden, "no crash left zeros, and the case in question was not met"

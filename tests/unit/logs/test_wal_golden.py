@@ -18,6 +18,7 @@ from runstate.logs.wal.ledger import Ledger
 from runstate.logs.wal.options import WalOptions
 from runstate.models.canonical import digest
 
+golden = Path(__file__).parents[2] / "golden"
 body = b'{"notes":["a","b","c","d"]}'
 held = [
     *as_held("s", [note("a", "ü\u2028"), note("b"), note("c"), note("d", tenant="t-2"), note("e")]),
@@ -27,12 +28,14 @@ held = [
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    shutil.copytree(Path(__file__).parents[2] / "golden" / "wal", tmp_path / "wal")
+    shutil.copytree(golden / "wal", tmp_path / "wal")
     return tmp_path / "wal"
 
 
-def test_a_directory_of_the_first_format_is_read_and_gone_on_from(copy: Path) -> None:
-    with WalLog(copy) as log:
+@pytest.mark.parametrize("version", ["wal", "wal-archived", "wal-adopted"])
+def test_a_directory_of_any_version_is_read_and_gone_on_from(tmp_path: Path, version: str) -> None:
+    shutil.copytree(golden / version, tmp_path / version)
+    with WalLog(tmp_path / version) as log:
         assert log.read("s") == held
         assert log.load_snapshot("s", "daemon") == StoredSnapshot("daemon", 1, 4, digest(body), body)
         info = StreamInfo("s", "acme", 7, 6, held[0].persisted_at, held[-1].persisted_at)
@@ -40,9 +43,6 @@ def test_a_directory_of_the_first_format_is_read_and_gone_on_from(copy: Path) ->
         assert list(log.verify("s")) == []
         assert log.append("s", notes("b", "h"))[1].seq == 8
         assert log.read("s")[:-1] == held
-
-
-golden = Path(__file__).parents[2] / "golden"
 
 
 def write(root: Path) -> None:
@@ -60,13 +60,15 @@ def test_the_first_format_is_still_what_is_written(copy: Path, tmp_path: Path) -
         assert (tmp_path / "new" / "s" / name).read_bytes() == (copy / "s" / name).read_bytes(), name
     old, new = (unsealed((root / "s" / "ledger.json").read_bytes(), Ledger) for root in (copy, tmp_path / "new"))
     assert new is not None
-    assert msgspec.structs.replace(new, archived=UNSET) == old  # A member that older versions ignore.
+    assert old is not None
+    assert (new.archived, new.adopted, new.reserved) == ((1, 3), 7, 7)  # Members that older versions ignore.
+    assert msgspec.structs.replace(new, archived=UNSET, adopted=UNSET, reserved=old.reserved) == old
 
 
-def test_a_ledger_that_knows_the_archive_is_still_what_is_written(tmp_path: Path) -> None:
+def test_the_newest_version_is_still_what_is_written(tmp_path: Path) -> None:
     write(tmp_path / "new")
     for name in ("wal.jsonl", "ledger.json", "keys.json"):
-        kept = golden / "wal-archived" / "s" / name
+        kept = golden / "wal-adopted" / "s" / name
         assert (tmp_path / "new" / "s" / name).read_bytes() == kept.read_bytes(), name
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from time import sleep
 
 import pytest
 
@@ -112,4 +113,5 @@ def _persist(log: EventLog, data: bytes) -> BlobRef:
     for _ in range(10_000):
         with suppress(LogBusy):
             return put(log, "s", data)
+        sleep(0.001)  # Otherwise all tries may be over before the collection has its turn.
     pytest.fail("the collection never ended")

@@ -179,6 +179,7 @@ class Buffer:
         held.keys.update((record.key, record.seq) for record in records)
         batch.first = batch.first or new[0]
         batch.lines += lines
+        batch.adopted += len(lines)
         batch.last = new[-1]
         batch.model = self._model = model
         self._tenant = records[0].tenant if self._tenant is None else self._tenant

@@ -45,6 +45,14 @@ class Ledger(msgspec.Struct, frozen=True):
     archived: tuple[int, int] | UnsetType = UNSET
     """The first and the last seq of the entries that checkpoints have moved to the archive without a gap, as far as
     they led up to the WAL. Unset: none, or an older version wrote the ledger."""
+    adopted: int | UnsetType = UNSET
+    """Seqs up to this one were given out by other logs, and came here with their events. Unset: none, or an older
+    version wrote the ledger."""
+
+    @property
+    def is_all_adopted(self) -> bool:
+        """Whether seqs were given out, and none of them here. Should their events be lost, they may come again."""
+        return 0 < self.reserved <= (self.adopted or 0)
 
 
 class OldKey(msgspec.Struct, frozen=True, array_like=True, gc=False):

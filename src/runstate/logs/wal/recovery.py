@@ -185,7 +185,8 @@ def _cut(disk: Disk, files: StreamFiles, file: File, scan: Scan, report: list[Fi
     kept = None if scan.damage is not None else _salvaged(files.stream, file, scan, size)
     if kept is None:
         message = f"{size - start} bytes of an unfinished append were cut off and are kept in {files.torn.name}"
-        if b"\0" in remnant and not _is_restored(disk, files, scan.held.tail_seq):
+        may_come_again = scan.held.ledger.is_all_adopted or _is_restored(disk, files, scan.held.tail_seq)
+        if b"\0" in remnant and not may_come_again:
             # A power cut leaves zeros in a write that it interrupts, and a disk that loses what it had flushed does so
             # too. Nobody can tell them apart, so no seq that may have been acknowledged there is used again. Noted
             # before the cut: behind it nothing tells of the zeros any more.

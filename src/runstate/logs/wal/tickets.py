@@ -122,13 +122,15 @@ def answers_of(jobs: Sequence[Job], flush: Ticket) -> list[Answer]:
 class Batch:
     """What one flush writes."""
 
-    __slots__ = ("born", "first", "jobs", "last", "lines", "model", "outcome", "persisted_at")
+    __slots__ = ("adopted", "born", "first", "jobs", "last", "lines", "model", "outcome", "persisted_at")
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []
         """Those that have no places yet."""
         self.lines: list[bytes] = []
         """Nothing else is kept of its entries but of the first and the last: the less of each, the faster."""
+        self.adopted = 0
+        """How many of the lines are of another log."""
         self.first: Entry | None = None
         self.last: Entry | None = None
         self.outcome = Outcome()

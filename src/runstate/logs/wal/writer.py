@@ -340,18 +340,23 @@ class Writer:
                 held.file = create_locked(self.disk, self.files.wal)
             else:
                 check_in_place(self.disk, self.files.wal, held.file, held.end)
-            self._reserve(held, last.seq, batch.model)
+            self._reserve(held, last.seq, batch)
         except FileChanged as error:
             return file_lost(error)
         except OSError as error:
             return translate(error)
         return write_flushed(self.disk, self.files.wal, held.file, held.end, b"".join(batch.lines))
 
-    def _reserve(self, held: Held, seq: int, model: str) -> None:
+    def _reserve(self, held: Held, seq: int, batch: Batch) -> None:
         """Make sure that no seq up to this one is ever given out again, and that the stream records its model."""
+        model = batch.model
         if seq > held.ledger.reserved:
-            seqs = {"reserved": seq + reserve_step, "last_seq": held.tail_seq, "floor_seq": held.lost_seq}
-            self.amend_ledger(**seqs, model=model or UNSET)
+            ends = {"last_seq": held.tail_seq, "floor_seq": held.lost_seq, "model": model or UNSET}
+            is_new = not (held.ledger.reserved or held.tail_seq)
+            if (is_new or held.ledger.is_all_adopted) and batch.adopted == len(batch.lines):
+                self.amend_ledger(reserved=seq, adopted=seq, **ends)
+            else:
+                self.amend_ledger(reserved=seq + reserve_step, **ends)
         elif (held.ledger.model or "") != model:
             self.amend_ledger(model=model or UNSET)
 
