@@ -11,14 +11,13 @@ DIR/.blobs.lock                   shared by those who put blobs, held by the one
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import PurePath
 
-from runstate.errors import InvalidArgument, LogBusy, LogFailed, LogFull, LogNotFound, NotALog, RunstateError
+from runstate.errors import InvalidArgument, LogBusy, LogFull, LogNotFound, NotALog, RunstateError
 from runstate.logs.archive.packs import (
     BLOBS,
     BLOBS_LOCK,
@@ -35,11 +34,10 @@ from runstate.logs.archive.packs import (
     unsealed,
 )
 from runstate.logs.blobs import Blobs
+from runstate.storage import disk_errors
 from runstate.storage.disk import TEMP, Disk, LockBusy, RealDisk, refuse_links, replace_durably, temp_target
-from runstate.storage.permissions import denial
 from runstate.storage.target_directory import check_target
 
-_full = {errno.ENOSPC, errno.EDQUOT}
 _leftovers = re.compile(rf"{PACKS}/|\.lock|{re.escape(INFO)}{TEMP}")
 """What a job that was killed while it made an archive may have left."""
 
@@ -215,16 +213,15 @@ class ArchiveDirectory:
 
 
 def translate(error: OSError) -> RunstateError:
-    """The operating system's errors in our words."""
-    if isinstance(error, LockBusy):
+    """The operating system's errors in our words. What a job should know of these two depends on what it does."""
+    found = disk_errors.translate(error)
+    if isinstance(found, LogBusy):
         return LogBusy("Another job archives to this directory; try again when it is done")
-    if error.errno in _full:
+    if isinstance(found, LogFull):
         return LogFull(
             "The archive's disk is full; no run was deleted that it does not hold. Free some space and run it again"
         )
-    if (denied := denial(error)) is not None:
-        return denied
-    return LogFailed(f"The archive's disk refused: {error.strerror or error} ({error.filename})")
+    return found
 
 
 @contextmanager
