@@ -30,10 +30,11 @@ from runstate.pipeline.event_table import event_table_schema
 from runstate.pipeline.failures import PipelineFailed
 from runstate.pipeline.ingest import event_batch
 from runstate.pipeline.jobs import ingest, replay
+from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.sorted_files import SortedWriter
 from runstate.pipeline.table import Commit, Table, TableInfo
-from runstate.pipeline.views import InvalidOption, Request, Task
+from runstate.pipeline.views import Request, Task
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,11 +17,11 @@ from runstate.pipeline.event_table import open_event_table
 from runstate.pipeline.failures import PipelineFailed
 from runstate.pipeline.ingest import known_heads
 from runstate.pipeline.jobs import compact, ingest, replay
+from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.quarantine import quarantined, reasons
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.sorted_files import FileEntry
 from runstate.pipeline.table import Table, TableInfo
-from runstate.pipeline.views import InvalidOption
 from runstate.store import open as open_store
 
 

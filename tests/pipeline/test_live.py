@@ -20,9 +20,9 @@ from runstate.models.engine import ENGINE
 from runstate.models.model import stable_uuid
 from runstate.pipeline.failures import explain
 from runstate.pipeline.live import FeedReader, Offset, Part, Place, open_feed, read_part
+from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.rows import event_schema
 from runstate.pipeline.source import RunstateSource, register
-from runstate.pipeline.views import InvalidOption
 from runstate.store import open as open_store
 
 if TYPE_CHECKING:

@@ -28,11 +28,12 @@ from runstate.pipeline import replay as replays
 from runstate.pipeline.failures import PipelineFailed, readable
 from runstate.pipeline.frames import fold_frame
 from runstate.pipeline.jobs import ingest, read_view, replay
+from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.origins import Origins
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.sorted_files import FileEntry, TableDamaged
 from runstate.pipeline.table import Commit, Table, TableInfo
-from runstate.pipeline.views import InvalidOption, Request, Task, view_named
+from runstate.pipeline.views import Request, Task, view_named
 from runstate.store import open as open_store
 
 

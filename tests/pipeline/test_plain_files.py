@@ -23,12 +23,12 @@ from runstate.pipeline.failures import PipelineFailed, readable
 from runstate.pipeline.file_events import assembled
 from runstate.pipeline.file_progress import keep_plan, new_parts
 from runstate.pipeline.jobs import Written, ingest, read_view, write_table
+from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.plain_files import FileChanged, Plan, content_bytes_max
 from runstate.pipeline.quarantine import quarantined as all_quarantined
 from runstate.pipeline.quarantine import reasons
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.table import Table, TableInfo
-from runstate.pipeline.views import InvalidOption
 from runstate.store import open as open_store
 
 at = "2026-11-15T09:30:00.500Z"

@@ -89,7 +89,6 @@ def test_tasks_import_pyspark_as_it_is_installed_and_not_from_spark_s_zip(spark:
 
 
 def test_the_settings_are_those_that_the_pipeline_needs(spark: SparkSession) -> None:
-    assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
     assert spark.conf.get("spark.sql.execution.arrow.pyspark.enabled") == "true"
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.python.unix.domain.socket.enabled") == "true"
@@ -414,18 +413,18 @@ with spark_session(remote={connect_server!r}) as spark:
             spark.range(1).mapInArrow(fail, "id long").collect()
     except RunstateError as error:
         failure = error.as_data()
-    pushdown = spark.conf.get("spark.sql.python.filterPushdown.enabled")
-print(json.dumps([rows, failure, pushdown]))
+    zone = spark.conf.get("spark.sql.session.timeZone")
+print(json.dumps([rows, failure, zone]))
 """
     )
-    rows, failure, pushdown = found
+    rows, failure, zone = found
     assert len(rows) == 2
     for file, models in rows:
         assert _from_zip.search(file)
         assert models == installed_models()
     assert failure["details"]["cause"]["code"] == "log.not_found"
     assert failure["details"]["cause"]["details"] == {"url": "sqlite:x"}
-    assert pushdown == "true"
+    assert zone == "UTC"
 
 
 def test_a_connect_server_that_is_not_there_is_told_at_once() -> None:

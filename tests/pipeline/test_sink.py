@@ -26,9 +26,9 @@ from runstate.logs.registry import open_log
 from runstate.models.engine import ENGINE
 from runstate.pipeline import sink
 from runstate.pipeline.failures import PipelineFailed, readable
+from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.sink import Appended, ContentMismatch, EventWriter, append_events
 from runstate.pipeline.source import register
-from runstate.pipeline.views import InvalidOption
 from runstate.store import open as open_store
 
 text = StructType([StructField("body", StringType())])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,59 +47,97 @@ def test_every_event_comes_once_as_its_log_gives_it(
     assert as_read(read_view(spark, f"table:{tmp_path}/events", shards=4)) == expected
 
 
-conditions = [
-    "type = 'RunStarted'",
-    "type in ('StepStarted', 'StepCompleted') and seq > 3",
-    "stream = 'engine-0-0002'",
-    "stream in ('engine-0-0002', 'nowhere')",
-    "stream like 'engine-0-000%' and stream > 'engine-0-0003'",
-    "tenant = 'globex' and seq <= 2",
-    "persisted_at >= '2000' and persisted_at < '2100'",
-    "persisted_at < '2000'",
-    "seq between 2 and 4",
-    "type = 'RunStarted' or seq = 2",
-    "tenant is not null and key is not null",
-    "body like '%quo%' and type = 'StepStarted'",
-    "seq = 2.5",
+def test_every_query_of_one_frame_is_answered_by_itself(spark: SparkSession, tmp_path: Path) -> None:
+    """A source that takes filters over would answer a query with the rows of the one before it."""
+    url = filled("sqlite", "engine", tmp_path, runs=6)
+    ingest(spark, url, tmp_path / "events", model="engine")
+    for each in (url, f"table:{tmp_path}/events"):
+        frame = read_view(spark, each, model="engine")
+        expected = as_told(url, "engine")
+        one = [row for row in expected if row[0] == "engine-0-0002"]
+        started = [row for row in expected if row[3] == "RunStarted"]
+        assert frame.count() == len(expected)
+        assert frame.where("stream = 'engine-0-0002'").count() == len(one)
+        assert frame.count() == len(expected)
+        both = frame.where("stream = 'engine-0-0002'").union(frame.where("type = 'RunStarted'"))
+        assert as_read(both) == sorted([*one, *started])
+        joined = frame.where("type = 'RunStarted'").alias("a").join(frame.alias("b"), "stream")
+        assert joined.count() == sum(sum(row[0] == first[0] for row in expected) for first in started)
+        frame.createOrReplaceTempView("told")
+        counts = "select (select count(*) from told where seq = 1), (select count(*) from told)"
+        assert tuple(spark.sql(counts).collect()[0]) == (6, len(expected))
+        cached = frame.where("type = 'RunStarted'").cache()
+        assert (cached.count(), frame.count(), cached.count()) == (len(started), len(expected), len(started))
+        cached.unpersist()
+
+
+Row = tuple[Any, ...]
+selections: list[tuple[dict[str, str], Callable[[Row], bool]]] = [
+    ({"streams": "engine-0-0002"}, lambda row: row[0] == "engine-0-0002"),
+    ({"streams": '["engine-0-0004","nowhere","a/b","engine-0-0002"]'}, lambda row: row[0][-1] in "24"),
+    ({"stream_from": "engine-0-0003"}, lambda row: row[0] >= "engine-0-0003"),
+    ({"stream_to": "engine-0-0003"}, lambda row: row[0] <= "engine-0-0003"),
+    ({"stream_from": "engine-0-0001", "stream_to": "engine-0-0003x"}, lambda row: row[0][-1] in "123"),
+    ({"streams": '["engine-0-0001","engine-0-0005"]', "stream_from": "engine-0-0002"}, lambda row: row[0][-1] == "5"),
+    ({"stream_from": "z"}, lambda row: False),
+    ({"types": "RunStarted"}, lambda row: row[3] == "RunStarted"),
+    (
+        {"types": '["RunStarted","StepStarted"]', "stream_to": "engine-0-0001"},
+        lambda row: row[3] in ("RunStarted", "StepStarted") and row[0][-1] in "01",
+    ),
+    ({"tenant": "globex"}, lambda row: row[5] == "globex"),
+    ({"after_time": "2000-01-01T00:00:00Z"}, lambda row: True),
+    ({"after_time": "2100-01-01T01:00:00+01:00"}, lambda row: False),
 ]
 
 
 @pytest.fixture(scope="module")
-def whole(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, DataFrame]:
-    """A log, and all of its events as a frame of Spark's own, which hands no filter down."""
-    url = filled("sqlite", "engine", tmp_path_factory.mktemp("filters"), runs=6)
-    frame = read_view(spark, url, model="engine")
-    return url, spark.createDataFrame(frame.collect(), frame.schema)
+def both(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A log, and a table of its events."""
+    root = tmp_path_factory.mktemp("selections")
+    url = filled("sqlite", "engine", root, runs=6)
+    ingest(spark, url, root / "events", model="engine")
+    return url, f"table:{root}/events"
 
 
-@pytest.mark.parametrize("condition", conditions)
-def test_a_filter_gives_what_it_gives_on_all_events(
-    spark: SparkSession, whole: tuple[str, DataFrame], condition: str
+@pytest.mark.parametrize(
+    ("options", "takes"), selections, ids=lambda value: " ".join(value) if value and isinstance(value, dict) else ""
+)
+def test_a_selection_gives_what_it_says(
+    spark: SparkSession, both: tuple[str, str], options: dict[str, str], takes: Callable[[Row], bool]
 ) -> None:
-    url, expected = whole
-    frame = read_view(spark, url, model="engine")
-    assert as_read(frame.where(condition)) == as_read(expected.where(condition))
+    expected = [row for row in as_told(both[0], "engine") if takes(row)]
+    for url in both:
+        assert as_read(read_view(spark, url, model="engine", shards=3, **options)) == expected
 
 
-def test_filters_on_the_envelope_are_taken_over(spark: SparkSession, tmp_path: Path) -> None:
-    url = filled("sqlite", "engine", tmp_path, runs=2)
-    frame = read_view(spark, url, model="engine")
-    plan = frame.where("type = 'RunStarted' and stream = 'x' and tenant = 'y'")._jdf.queryExecution().toString()
-    physical = plan.partition("Physical Plan")[2]
-    assert "Filter" not in physical.replace("RuntimeFilters", "")
+def test_after_time_leaves_out_what_was_stored_by_then(spark: SparkSession, both: tuple[str, str]) -> None:
+    rows = as_told(both[0], "engine")
+    moment = sorted(row[7] for row in rows)[len(rows) // 2]
+    expected = [row for row in rows if row[7] > moment]
+    for url in both:
+        assert as_read(read_view(spark, url, model="engine", after_time=moment)) == expected
+
+
+@pytest.mark.parametrize("view", ["snapshots", "spans"])
+def test_views_of_whole_streams_take_streams_alone(spark: SparkSession, both: tuple[str, str], view: str) -> None:
+    for url in both:
+        whole = read_view(spark, url, view, model="engine").where("stream > 'engine-0-0002'")
+        some = read_view(spark, url, view, model="engine", stream_from="engine-0-0003", columns='["stream"]')
+        assert some.columns == ["stream"]
+        assert as_read(some) == as_read(whole.select("stream"))
+        with pytest.raises(PipelineFailed, match="has no option 'types'"), readable("read"):
+            read_view(spark, url, view, model="engine", types="RunStarted")
 
 
 def test_a_question_about_one_stream_reads_that_stream_alone(tmp_path: Path) -> None:
-    from pyspark.sql.datasource import EqualTo
-
     url = filled("ndjson", "rundir", tmp_path, runs=3)
     # Another run's file cannot even be opened; nobody must try.
     (tmp_path / "ndjson-rundir" / "rundir-0-0000" / "events.ndjson").unlink()
     (tmp_path / "ndjson-rundir" / "rundir-0-0000" / "events.ndjson").mkdir()
-    source = RunstateSource({"url": url})
+    source = RunstateSource({"url": url, "streams": "rundir-0-0001"})
     reader = source.reader(source.schema())
     assert isinstance(reader, StreamsReader)
-    assert list(reader.pushFilters([EqualTo(("stream",), "rundir-0-0001")])) == []
     (partition,) = reader.partitions()
     batches = list(reader.read(partition))
     assert {stream for batch in batches for stream in batch.column("stream").to_pylist()} == {"rundir-0-0001"}
@@ -141,11 +180,6 @@ def test_a_question_about_one_stream_meets_damage_right_behind_a_page(
         list(reader.records())
 
 
-def test_no_log_has_a_stream_of_an_impossible_name(spark: SparkSession, tmp_path: Path) -> None:
-    url = filled("sqlite", "engine", tmp_path, runs=1)
-    assert read_view(spark, url, model="engine").where("stream in ('a/b', 'engine-0-0000', '')").count() > 1
-
-
 def test_a_batch_has_a_bound_over_all_of_its_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "bytes_max", 5000)
     url = filled("sqlite", "engine", tmp_path, runs=9)
@@ -155,15 +189,15 @@ def test_a_batch_has_a_bound_over_all_of_its_streams(tmp_path: Path, monkeypatch
     assert max(sum(map(len, batch.column("body").to_pylist())) for batch in batches) <= 5000 + largest
 
 
-@pytest.mark.parametrize("condition", ["true", "type = 'RUN_CREATED'"])
-def test_damage_is_reported_whatever_is_asked_for(spark: SparkSession, tmp_path: Path, condition: str) -> None:
-    frame = read_view(spark, damaged(tmp_path), model="rundir", damage="report")
-    rows = frame.where(condition).collect()
+@pytest.mark.parametrize("types", ["RUN_CREATED", None])
+def test_damage_is_reported_whatever_is_asked_for(spark: SparkSession, tmp_path: Path, types: str | None) -> None:
+    options = {} if types is None else {"types": types}
+    rows = read_view(
+        spark, damaged(tmp_path), "events", model="rundir", shards=None, damage="report", **options
+    ).collect()
     (finding,) = [row for row in rows if row["finding"] is not None]
     assert (finding["stream"], finding["seq"], finding["body"]) == ("rundir-0-0001", 5, None)
-    assert len([row for row in rows if row["stream"] == "rundir-0-0001" and row["body"]]) == (
-        4 if condition == "true" else 1
-    )
+    assert len([row for row in rows if row["stream"] == "rundir-0-0001" and row["body"]]) == (1 if options else 4)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +211,11 @@ def test_damage_is_reported_whatever_is_asked_for(spark: SparkSession, tmp_path:
         ({"url": "sqlite:x", "shards": "many"}, "shards is a number"),
         ({"url": "sqlite:x", "damage": "hide"}, "damage is 'fail' or 'report'"),
         ({"url": "sqlite:x", "colour": "red"}, "has no option 'colour'"),
-        ({"url": "[1]"}, "no JSON list of URLs"),
+        ({"url": "sqlite:x", "streams": "[1]"}, "streams: '[1]' is no JSON list of texts"),
+        ({"url": "sqlite:x", "after_time": "noon"}, "after_time is a time like"),
+        ({"url": "sqlite:x", "after_time": "2026-11-15T09:30:00"}, "has no zone"),
+        ({"url": "sqlite:x", "columns": "colour"}, "has no column 'colour'"),
+        ({"url": "[1]"}, "no JSON list of texts"),
         ({"url": "table:/nowhere"}, "There is no table in /nowhere"),
     ],
 )

@@ -18,11 +18,12 @@ from tests.postgres_server import as_role
 from runstate.models.registry import find_model
 from runstate.pipeline import jobs
 from runstate.pipeline.in_place import few_rows
+from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.quarantine import quarantined
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.stages import read_inputs, write_inputs
 from runstate.pipeline.table import Table, TableInfo
-from runstate.pipeline.views import InvalidOption, Request
+from runstate.pipeline.views import Request
 from runstate.store import open as open_store
 
 secret = "geheim"

@@ -13,6 +13,7 @@ from runstate.models.model import AnyModel
 from runstate.pipeline.events import plan_streams
 from runstate.pipeline.origins import Origins, StreamReader
 from runstate.pipeline.rows import pack
+from runstate.pipeline.selection import stream_options
 from runstate.pipeline.spans import Span, span_fields, spans
 from runstate.pipeline.views import Task, View
 
@@ -53,4 +54,4 @@ def _activities(model: AnyModel, body: bytes) -> list[Activity]:
         return []
 
 
-view = View(lambda request: span_schema, _rows, plan_streams)
+view = View(lambda request: span_schema, _rows, plan_streams, selects=stream_options)

@@ -24,9 +24,10 @@ from runstate.models.registry import find_model
 from runstate.pipeline.events import plan_streams
 from runstate.pipeline.failures import readable
 from runstate.pipeline.jobs import read_view
+from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.origins import model_of
 from runstate.pipeline.rows import pack
-from runstate.pipeline.views import InvalidOption, Request, Task, View
+from runstate.pipeline.views import Request, Task, View
 from runstate.retention import Archiver, Archiving, RunOutcome, check_archivable, infos
 
 archive_schema = pa.schema([("counts", pa.string()), ("refused", pa.string())])

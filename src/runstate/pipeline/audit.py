@@ -32,12 +32,13 @@ from runstate.pipeline.audit_walk import KeptSnapshots, Source, side_by_side
 from runstate.pipeline.checks import Audited, Bounds, Kept, audit_stream, conflicts, parse_time
 from runstate.pipeline.failures import readable
 from runstate.pipeline.jobs import read_view
+from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.origins import StreamReader, open_origin
 from runstate.pipeline.rows import pack
 from runstate.pipeline.shards import Shard, cut
 from runstate.pipeline.snapshot_table import open_snapshot_table
 from runstate.pipeline.told import Told
-from runstate.pipeline.views import InvalidOption, Request, Task, View
+from runstate.pipeline.views import Request, Task, View
 from runstate.storage.directories import make_directories
 from runstate.storage.disk import DIRECTORY_MODE, FILE_MODE, RealDisk, temp_target
 from runstate.storage.target_directory import cannot_write, check_target, remove_own

@@ -20,11 +20,12 @@ from runstate.pipeline.event_table import (
     without_secrets,
 )
 from runstate.pipeline.ingest import known_heads, written, written_schema
+from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.rows import pack
 from runstate.pipeline.shards import Shard, cut
 from runstate.pipeline.sorted_files import FileEntry, SortedWriter
 from runstate.pipeline.table import Table
-from runstate.pipeline.views import InvalidOption, Request, Task, View
+from runstate.pipeline.views import Request, Task, View
 
 
 def check_compactable(table: Table, model_version: int) -> None:

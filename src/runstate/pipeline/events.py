@@ -14,10 +14,12 @@ import pyarrow as pa
 from runstate.errors import LogDamaged
 from runstate.logs.log import Record
 from runstate.pipeline.event_table import TableOrigin
-from runstate.pipeline.origins import Origins, StreamReader, finding_of
+from runstate.pipeline.options import InvalidOption
+from runstate.pipeline.origins import Origins, finding_of
 from runstate.pipeline.rows import bytes_max, event_schema, finding_field, pack_records, rows_max
+from runstate.pipeline.selection import event_options
 from runstate.pipeline.shards import Shard
-from runstate.pipeline.views import InvalidOption, Request, Task, View
+from runstate.pipeline.views import Request, Task, View
 
 
 def _schema(request: Request) -> pa.Schema:
@@ -32,26 +34,26 @@ def _reports(request: Request) -> bool:
 
 
 def plan_streams(request: Request, count: int) -> list[Shard]:
-    """Shards over all streams, or one shard of the few that the filters leave."""
+    """Shards over all streams, or those that are selected."""
     with Origins(request.urls) as origins:
-        only = request.filters.streams()
-        return origins.shards(count, request.shard_weight_min) if only is None else [Shard(only=only)]
+        only = request.selection.streams
+        shards = origins.shards(count, request.shard_weight_min) if only is None else [Shard(only=only)]
+    return request.selection.within(shards)
 
 
 def _rows(task: Task) -> Iterator[pa.RecordBatch]:
-    schema, reports = task.schema, _reports(task.request)
+    schema, reports, selection = task.schema, _reports(task.request), task.request.selection
     waiting: list[Record] = []
     size = 0
     with Origins(task.request.urls) as origins:
         table = origins.table()
-        if table is not None and not task.request.filters.conditions:
+        if table is not None and selection.takes_all_events:
             yield from _by_columns(table, task.shard, schema)
             return
         for reader in origins.streams(task.shard):
-            if not task.request.filters.may_hold(reader.head.stream):
-                continue
+            records = reader.records()
             try:
-                for record in _wanted(reader, task):
+                for record in records if selection.takes_all_events else filter(selection.takes, records):
                     waiting.append(record)
                     size += len(record.body)
                     if len(waiting) >= rows_max or size > bytes_max:
@@ -78,17 +80,11 @@ def _by_columns(table: TableOrigin, shard: Shard, schema: pa.Schema) -> Iterator
         yield from rows.cast(schema).to_batches(max_chunksize=rows_max)
 
 
-def _wanted(reader: StreamReader, task: Task) -> Iterator[Record]:
-    filters = task.request.filters
-    records = reader.records(filters.after_seq())
-    return filter(filters.accept, records) if filters.conditions else records
-
-
 def _damage_row(stream: str, error: LogDamaged, schema: pa.Schema) -> pa.RecordBatch:
-    """Damage is told whatever the filters say: a question about some events must not hide that others are lost."""
+    """Damage is reported whatever is selected: a question about some events must not hide that others are lost."""
     finding = finding_of(stream, error)
     known = {"stream": stream, "seq": finding.seq, "finding": msgspec.json.encode(finding).decode()}
     return pa.RecordBatch.from_arrays([pa.array([known.get(f.name)], f.type) for f in schema], schema=schema)
 
 
-view = View(_schema, _rows, plan_streams, frozenset({"damage"}), narrows=True)
+view = View(_schema, _rows, plan_streams, frozenset({"damage"}), event_options, narrows=True)

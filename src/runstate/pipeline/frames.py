@@ -12,8 +12,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from runstate.models.registry import find_model
 from runstate.pipeline.failures import told_to_driver
+from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.replay import Snapshot, fold_lines, packed, snapshot_schema
-from runstate.pipeline.views import InvalidOption
 
 _needed = ["stream", "seq", "body"]
 

@@ -19,13 +19,14 @@ from runstate.pipeline.failures import readable
 from runstate.pipeline.file_events import assembled, file_counts
 from runstate.pipeline.file_progress import consumed_before, keep_plan, new_parts, planned
 from runstate.pipeline.in_place import few_rows
+from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.origins import Origins, model_of
 from runstate.pipeline.plain_files import find_files
 from runstate.pipeline.session import is_remote
 from runstate.pipeline.sorted_files import FileEntry
 from runstate.pipeline.source import register
 from runstate.pipeline.table import Commit, Table, TableInfo
-from runstate.pipeline.views import InvalidOption, Request
+from runstate.pipeline.views import Request
 from runstate.store_options import event_bytes_default
 
 _cores_default = 8

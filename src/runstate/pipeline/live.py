@@ -25,8 +25,8 @@ from runstate.following import check_feed
 from runstate.logs.log import Capability, EventLog, Position, Record
 from runstate.logs.registry import open_log
 from runstate.pipeline.failures import told_to_driver
+from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.rows import pack_records, rows_max
-from runstate.pipeline.views import InvalidOption
 
 events_per_batch_default = 10_000
 """A backlog is worked off in batches of so many events, all logs together."""

@@ -26,9 +26,10 @@ import pyarrow as pa
 from runstate.errors import EventTooLarge, InvalidUrl, LogFailed, LogNotFound, RunstateError
 from runstate.models.canonical import is_text
 from runstate.models.model import AnyModel
+from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.rows import event_schema, pack
 from runstate.pipeline.shards import Shard
-from runstate.pipeline.views import InvalidOption, Request, Task, View
+from runstate.pipeline.views import Request, Task, View
 from runstate.store_options import event_bytes_default
 
 scheme = "files:"

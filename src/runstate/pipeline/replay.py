@@ -23,6 +23,7 @@ from runstate.pipeline.event_table import TableOrigin, Window, windows
 from runstate.pipeline.events import plan_streams
 from runstate.pipeline.origins import Lines, NumberedLines, Origins, StreamReader, finding_of, gathered_max
 from runstate.pipeline.rows import finding_field, pack
+from runstate.pipeline.selection import stream_options
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.sorted_files import FileEntry, TableDamaged
 from runstate.pipeline.views import Task, View
@@ -272,4 +273,4 @@ def _plainly(
             yield snapshot
 
 
-view = View(lambda request: snapshot_schema, _rows, plan_streams)
+view = View(lambda request: snapshot_schema, _rows, plan_streams, selects=stream_options)

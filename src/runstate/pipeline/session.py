@@ -62,8 +62,6 @@ _short_memory = {
     "spark.ui.retainedStages": "50",
     "spark.ui.retainedTasks": "500",
 }
-_needed = {"spark.sql.python.filterPushdown.enabled": "true"}
-"""Without this, Spark refuses any query on a source that can filter, as ours can."""
 _preferred = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
@@ -187,9 +185,6 @@ def _adopted(spark: SparkSession, master: str | None, remote: str | None, conf: 
         if not spark.conf.isModifiable(name):
             raise SessionConflict(f"{name} cannot be changed while Spark is running; stop the session first", name=name)
         spark.conf.set(name, value)
-    for name, value in _needed.items():
-        if name not in conf:
-            spark.conf.set(name, value)
     return spark
 
 
@@ -198,7 +193,7 @@ def _connected(remote: str, app_name: str, conf: dict[str, str]) -> SparkSession
     from pyspark.sql import SparkSession
 
     _check_reachable(remote)
-    settings = {**_needed, **_preferred, **conf}
+    settings = {**_preferred, **conf}
     try:
         return SparkSession.builder.remote(remote).appName(app_name).config(map={**settings}).getOrCreate()
     except (ImportError, PySparkImportError) as error:
@@ -227,7 +222,7 @@ def _started(master: str | None, app_name: str, conf: dict[str, str]) -> SparkSe
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if master is None and not submitted:
         master = conf.get("spark.master", "local[*]")
-    settings = {**_needed, **_preferred, **_defaults(_sized(master) if master else None, conf), **conf}
+    settings = {**_preferred, **_defaults(_sized(master) if master else None, conf), **conf}
     # Either of these would win over a master: the first is a user's default, the second what a session on a Connect
     # server leaves behind.
     environment: dict[str, str | None] = {"SPARK_REMOTE": None, "SPARK_CONNECT_MODE_ENABLED": None}

@@ -26,6 +26,21 @@ class Shard(msgspec.Struct, frozen=True):
     only: tuple[str, ...] | None = None
     """No others than these, sorted, where a reader has asked for a few."""
 
+    def between(self, after: str, until: str | None) -> Shard | None:
+        """The part with `after < id <= until`; None where there is none."""
+        low, ends = max(self.after, after), [end for end in (self.until, until) if end is not None]
+        high = min(ends, default=None)
+        only = None if self.only is None else tuple(s for s in self.only if low < s and (high is None or s <= high))
+        return None if only == () or (high is not None and high <= low) else Shard(low, high, only)
+
+
+def place_before(stream: str) -> str:
+    """A text behind every id that is less than `stream`, and less than it itself: no id is longer than 512 bytes."""
+    last = ord(stream[-1]) - 1
+    if 0xD800 <= last <= 0xDFFF:
+        last = 0xD7FF  # What lies between them is no text.
+    return stream[:-1] + chr(last) + chr(0x10FFFF) * 128
+
 
 def cut(weights: Iterable[tuple[str, int]], count: int, weight_min: int = 1) -> list[Shard]:
     """At most `count` shards of about equal weight over streams that come in order, in one pass and little memory.

@@ -28,10 +28,10 @@ from runstate.logs.registry import installed_schemes, open_log
 from runstate.models.model import AnyModel, Draft
 from runstate.models.registry import find_model
 from runstate.pipeline.failures import readable, told_to_driver
+from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.origins import model_of
 from runstate.pipeline.plain_files import event_bytes_max
 from runstate.pipeline.source import register
-from runstate.pipeline.views import InvalidOption
 
 busy_seconds_max = 60.0
 """How long a task waits for a log that another writer holds."""

@@ -1,16 +1,17 @@
 """The data source `runstate`: `spark.read.format("runstate").option("url", …)`, over any log, and over event tables.
 
 Options: `url` (a URL, or a JSON list of them), `view` (`events` by default), `model` (by default the one that goes with
-the log), `shards` (about how many tasks; else as many as are worth it), and those of the view. A narrower
-`.schema(...)` gives only those columns; filters on the envelope are handed down to the readers. With `spark.readStream`
-a log's feed is followed, at most `events_per_batch` events at a time.
+the log), `shards` (about how many tasks; else as many as are worth it), `columns` (a name, or a JSON list of them; a
+narrower `.schema(...)` does the same), those of a selection, and those of the view. With `spark.readStream` a log's
+feed is followed, at most `events_per_batch` events at a time.
+
+The source takes no filters from Spark: see `selection`.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Iterator, MutableMapping, Sequence
 
 import msgspec
 import pyarrow as pa
@@ -20,45 +21,26 @@ from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamReader,
     DataSourceWriter,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
     InputPartition,
-    IsNotNull,
-    LessThan,
-    LessThanOrEqual,
-    StringStartsWith,
 )
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from runstate.pipeline.failures import told_to_driver
-from runstate.pipeline.filters import Condition, Filters
-from runstate.pipeline.filters import columns as envelope
+from runstate.pipeline.options import InvalidOption, names_in
 from runstate.pipeline.origins import model_of
+from runstate.pipeline.selection import Selection, read_selection
 from runstate.pipeline.shards import Shard, events_min
-from runstate.pipeline.views import InvalidOption, Request, Task, schema_of, view_named
+from runstate.pipeline.views import Request, Task, schema_of, view_named
 
 shards_default = 16
 _streaming = frozenset({"events_per_batch"})
-_general = frozenset({"url", "view", "model", "shards", "shards_max", "path"}) | _streaming
-_operators: dict[type[Filter], str] = {
-    EqualTo: "=",
-    GreaterThan: ">",
-    GreaterThanOrEqual: ">=",
-    LessThan: "<",
-    LessThanOrEqual: "<=",
-    In: "in",
-    StringStartsWith: "starts",
-}
+_general = frozenset({"url", "view", "model", "shards", "shards_max", "path", "columns"}) | _streaming
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format `runstate` known to a session, and let it hand filters down."""
+    """Make the format `runstate` known to a session."""
     spark.dataSource.register(RunstateSource)
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
 
 
 class RunstateSource(DataSource):
@@ -85,7 +67,7 @@ class RunstateSource(DataSource):
         from runstate.pipeline.live import FeedReader, events_per_batch_default
 
         request = self._narrowed(schema)
-        if request.view != "events" or request.options:
+        if request.view != "events" or request.options or request.selection != Selection():
             raise InvalidOption("A stream gives the view 'events' as it is; every other one reads a whole log")
         events = self._number("events_per_batch", events_per_batch_default, 1_000_000_000)
         return FeedReader(request.urls, schema_of(request), events_per_batch=events, tasks=self._count())
@@ -115,12 +97,14 @@ class RunstateSource(DataSource):
         """
         name = self._options.get("view", "events")
         view = view_named(name)
-        if unknown := sorted(self._options.keys() - _general - view.options):
+        if unknown := sorted(self._options.keys() - _general - view.options - view.selects):
             raise InvalidOption(f"The view {name!r} has no option {unknown[0]!r}")
         urls = urls_of(self._url())
         model = model_of(urls, self._options.get("model"))
         own = {name: value for name, value in self._options.items() if name in view.options}
-        return Request(urls, name, model, (), own, shard_weight_min=1 if "shards" in self._options else events_min)
+        columns = names_in(self._options["columns"], "columns") if "columns" in self._options else ()
+        least = 1 if "shards" in self._options else events_min
+        return Request(urls, name, model, columns, own, read_selection(self._options), least)
 
     def _url(self) -> str:
         url = self._options.get("url") or self._options.get("path")
@@ -144,17 +128,6 @@ class StreamsReader(DataSourceReader):
     def __init__(self, request: Request, count: int) -> None:
         self._request, self._count = request, count
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        taken = []
-        for condition in filters if view_named(self._request.view).narrows else ():
-            if (ours := _condition(condition)) is not None:
-                taken.append(ours)
-            elif not _always_holds(condition):
-                yield condition
-        if not view_named(self._request.view).narrows:
-            yield from filters
-        self._request = msgspec.structs.replace(self._request, filters=Filters(tuple(taken)))
-
     def partitions(self) -> Sequence[InputPartition]:
         with told_to_driver():
             shards = view_named(self._request.view).plan(self._request, self._count)
@@ -177,33 +150,7 @@ def urls_of(text: str) -> tuple[str, ...]:
     Raises:
         InvalidOption: it begins like a list, and is none of texts.
     """
-    if not text.startswith("["):
-        return (text,)
-    try:
-        found = msgspec.json.decode(text, type=tuple[str, ...])
-    except msgspec.MsgspecError as error:
-        raise InvalidOption(f"{text[:80]!r} is no JSON list of URLs: {error}") from error
+    found = names_in(text, "url")
     if not found:
         raise InvalidOption("The list of URLs is empty")
     return found
-
-
-def _condition(condition: Filter) -> Condition | None:
-    """A filter of Spark as one of ours; None where a reader cannot apply it exactly."""
-    name = _operators.get(type(condition))
-    if name is None:
-        return None
-    (column, *nested), value = condition.attribute, condition.value  # type: ignore[attr-defined]
-    if nested or column not in envelope or not _comparable(column, value):
-        return None
-    return Condition(column, name, value)
-
-
-def _comparable(column: str, value: Any) -> bool:
-    values = value if isinstance(value, tuple | list) else [value]
-    kind = int if column == "seq" else str
-    return all(isinstance(each, kind) and not isinstance(each, bool) for each in values)
-
-
-def _always_holds(condition: Filter) -> bool:
-    return isinstance(condition, IsNotNull) and condition.attribute[0] in envelope

@@ -28,12 +28,12 @@ import msgspec
 from runstate.errors import LogNotFound, NotALog, UnknownModel, shown_url
 from runstate.models.canonical import digest, undecodable
 from runstate.models.registry import find_model, resolve_model
+from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.origins import model_of, open_origin
 from runstate.pipeline.page import render
 from runstate.pipeline.page_report import FindingRow, Quarantine, Report
 from runstate.pipeline.plain_files import find_files
 from runstate.pipeline.progress import told_to, tracked
-from runstate.pipeline.views import InvalidOption
 from runstate.runtimes.orchestrator import Graph, Job
 from runstate.storage.directories import make_directories
 from runstate.storage.disk import RealDisk, replace_durably

@@ -12,17 +12,11 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
-from runstate.errors import RunstateError
 from runstate.models.model import AnyModel
 from runstate.models.registry import find_model
-from runstate.pipeline.filters import Filters
+from runstate.pipeline.options import InvalidOption
+from runstate.pipeline.selection import Selection
 from runstate.pipeline.shards import Shard
-
-
-class InvalidOption(RunstateError):
-    """An option of the data source makes no sense."""
-
-    code = "pipeline.invalid_option"
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -35,7 +29,7 @@ class Request(msgspec.Struct, frozen=True):
     """Those that are wanted, in order; none means all."""
     options: dict[str, str] = {}
     """The view's own."""
-    filters: Filters = Filters()
+    selection: Selection = Selection()
     shard_weight_min: int = 1
     """Shards are at least this large, or there are fewer than was asked for."""
 
@@ -63,8 +57,10 @@ class View(NamedTuple):
     plan: Callable[[Request, int], list[Shard]]
     options: frozenset[str] = frozenset()
     """What it understands beside `url`, `view`, `model` and `shards`."""
+    selects: frozenset[str] = frozenset()
+    """Which options of a selection it understands."""
     narrows: bool = False
-    """Whether it gives the wanted columns alone, and takes filters over."""
+    """Whether it gives the wanted columns alone."""
 
 
 _views = {

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runstate.pipeline.shards import Shard, cut
+from runstate.pipeline.shards import Shard, cut, place_before
 
 streams = st.lists(st.text(min_size=1, max_size=5), unique=True, max_size=60).map(sorted)
 
@@ -39,3 +39,29 @@ def test_a_heavy_stream_gets_a_shard_almost_to_itself() -> None:
 
 def test_nothing_has_no_shards() -> None:
     assert cut([], 4) == []
+
+
+ids = st.text(st.characters(min_codepoint=0x20, exclude_categories=["Cs"]), min_size=1, max_size=8)
+
+
+@given(ids, ids)
+def test_the_place_before_a_stream_parts_it_from_all_that_are_less(stream: str, other: str) -> None:
+    place = place_before(stream)
+    place.encode()
+    assert place < stream
+    assert (other > place) == (other >= stream)
+
+
+@given(ids)
+def test_the_place_before_a_stream_is_behind_the_longest_id_that_is_less(stream: str) -> None:
+    less = stream[:-1] + chr(0x1F) + chr(0x10FFFF) * 127
+    assert less < stream
+    assert less <= place_before(stream)
+
+
+@given(streams, ids, ids, st.integers(1, 5))
+def test_the_parts_of_shards_hold_what_lies_between(names: list[str], low: str, high: str, count: int) -> None:
+    for shards in (cut([(name, 1) for name in names], count), [Shard(only=tuple(names))]):
+        parts = [part for shard in shards if (part := shard.between(low, high)) is not None]
+        held = [name for part in parts for name in names if holds(part, name) and name in (part.only or names)]
+        assert held == [name for name in names if low < name <= high]
