@@ -17,11 +17,12 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import PurePath
 
-from runstate.errors import LogFailed, LogFull, NotALog, RunstateError
+from runstate.errors import LogFailed, LogFull, NotALog, RunstateError, Unsupported
 from runstate.storage.disk import Disk, LockBusy, RealDisk
 from runstate.storage.permissions import denial
 
 _full = {errno.ENOSPC, errno.EDQUOT}
+_scheme = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _real_disk = RealDisk()
 
 
@@ -31,9 +32,11 @@ def check_target(directory: PurePath, own: re.Pattern[str], *, has_marker: bool,
     `own` matches what an interrupted command may have left there before it wrote the marker.
 
     Raises:
+        Unsupported: it is the URL of an object store.
         NotALog: it is a file, or holds something that Runstate did not write.
         LogFailed: it cannot be read or written.
     """
+    refuse_url(directory)
     if not has_marker:
         refuse_foreign(directory, own, disk=disk)
     existing = directory
@@ -41,6 +44,19 @@ def check_target(directory: PurePath, own: re.Pattern[str], *, has_marker: bool,
         existing = existing.parent
     if not disk.is_writable(existing):
         raise cannot_write(existing, PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(existing)))
+
+
+def refuse_url(directory: PurePath) -> None:
+    """Refuse a URL that was given in place of a directory: as a path, `s3://bucket/x` is the directory `./s3:`.
+
+    Raises:
+        Unsupported: a part of the path is a scheme.
+    """
+    if (scheme := next((part for part in directory.parts if _scheme.fullmatch(part)), None)) is not None:
+        raise Unsupported(
+            f"{directory} is no directory: {scheme}// is not supported here, and nothing was written. "
+            "Give a directory, such as one where the object store is mounted on every machine that takes part"
+        )
 
 
 def refuse_foreign(directory: PurePath, own: re.Pattern[str], *, disk: Disk = _real_disk) -> None:

@@ -124,3 +124,30 @@ def test_a_file_system_without_locks_is_refused_by_writers(
     check_refused(cli, "log.failed", "Keep the log on a local disk", ("append", url))
     read: Outcome = cli("fetch", url, "r", "--json")
     assert (read.code, len(read.rows)) == (0, 1)
+
+
+# --- an object store ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "place", ["s3://bucket/x", "gs://bucket/x", "abfss://c@a.dfs.core.windows.net/x", "hdfs://n/x"]
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("archive", "--older-than", "0s"),
+        ("pipeline", "archive", "--older-than", "0s"),
+        ("pipeline", "ingest"),
+        ("pipeline", "replay"),
+        ("pipeline", "audit"),
+        ("pipeline", "report"),
+        ("pipeline", "run"),
+    ],
+    ids=" ".join,
+)
+def test_the_url_of_an_object_store_is_no_directory(cli: Cli, command: tuple[str, ...], place: str) -> None:
+    pytest.importorskip("pyspark")
+    fill("sqlite")
+    check_refused(
+        cli, "log.unsupported", "nothing was written. Give a directory", (*command, "sqlite:log", "--to", place)
+    )
