@@ -28,6 +28,7 @@ from runstate.pipeline.plain_files import FileChanged, Plan, content_bytes_max
 from runstate.pipeline.quarantine import quarantined as all_quarantined
 from runstate.pipeline.quarantine import reasons
 from runstate.pipeline.shards import Shard
+from runstate.pipeline.shared_storage import marked
 from runstate.pipeline.table import Table, TableInfo
 from runstate.store import open as open_store
 
@@ -287,10 +288,11 @@ def test_the_order_is_that_of_the_files_whatever_order_their_lines_arrive_in(
         for batch in reversed(list(batches)):
             yield batch.take(pa.array(range(batch.num_rows - 1, -1, -1)))
 
-    with table.writing():
+    with table.writing(), marked(table.directory / "table.json") as marker:
         plan = keep_plan(table, Plan(parts, ["engine-1-0001"]))
         frame = read_view(spark, urls, "lines", plan=str(plan))
-        write_table(table, assembled(frame.mapInArrow(backwards, frame.schema), table, "engine", 2).collect(), {})
+        turned = frame.mapInArrow(backwards, frame.schema)
+        write_table(table, assembled(turned, table, "engine", 2, marker).collect(), {})
     assert snapshots(spark, tmp_path / "table") == stored_locally("engine", lines)
 
 

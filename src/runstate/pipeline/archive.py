@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from runstate.errors import Unsupported
 from runstate.logs.archive.directory import ArchiveDirectory
+from runstate.logs.archive.packs import INFO
 from runstate.logs.log import Capability
 from runstate.logs.registry import open_log
 from runstate.models.registry import find_model
@@ -27,6 +28,7 @@ from runstate.pipeline.jobs import read_view
 from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.origins import model_of
 from runstate.pipeline.rows import pack
+from runstate.pipeline.shared_storage import marked
 from runstate.pipeline.views import Request, Task, View
 from runstate.retention import Archiver, Archiving, RunOutcome, check_archivable, infos
 
@@ -70,12 +72,13 @@ def archive(
         if Capability.DURABLE not in log.capabilities:
             raise Unsupported(f"{url[:80]!r} lives in the memory of one process; Spark's executors cannot read it")
     directory.check(find_model(name).name)
+    options = {"to": str(directory.root), "archiving": msgspec.json.encode(archiving).decode()}
     with ExitStack() as stack:
         if not archiving.dry_run:
             directory.prepare(find_model(name).name)
             stack.enter_context(directory.alone())
+            options["marker"] = stack.enter_context(marked(directory.root / INFO))
         stack.enter_context(readable("archive"))
-        options = {"to": str(directory.root), "archiving": msgspec.json.encode(archiving).decode()}
         counts, refused = Counter[str](), list[RunOutcome]()
         # A row per task, of counts: never runs.
         for row in read_view(spark, url, "archive", model=name, shards=shards, **options).collect():

@@ -36,6 +36,7 @@ from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.origins import StreamReader, open_origin
 from runstate.pipeline.rows import pack
 from runstate.pipeline.shards import Shard, cut
+from runstate.pipeline.shared_storage import checked, marked
 from runstate.pipeline.snapshot_table import open_snapshot_table
 from runstate.pipeline.told import Told
 from runstate.pipeline.views import Request, Task, View
@@ -372,8 +373,8 @@ def write(frame: DataFrame, to: Path) -> DataFrame:
     rows = temporary / "rows"
     try:
         make_directories(RealDisk(), temporary)
-        with readable("audit"):
-            frame.write.parquet(f"file://{rows}")
+        with readable("audit"), marked(rows) as marker:
+            checked(frame, marker).write.parquet(f"file://{rows}")
         # Executors write with a mode of their own. Nobody else can look into the directory until it is right.
         for path in rows.iterdir():
             with open(path, "rb+") as file:

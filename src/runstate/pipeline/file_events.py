@@ -38,6 +38,7 @@ from runstate.pipeline.plain_files import (
     scheme,
 )
 from runstate.pipeline.shards import Shard
+from runstate.pipeline.shared_storage import check_shared
 from runstate.pipeline.table import Table
 
 _byte_order_mark_bytes = 3
@@ -48,12 +49,13 @@ file_counts = ("lines", "events", "quarantined", "streams", "missing")
 # --- grouped by stream ----------------------------------------------------------------------------------------
 
 
-def assembled(lines: DataFrame, table: Table, model: str, tasks: int) -> DataFrame:
+def assembled(lines: DataFrame, table: Table, model: str, tasks: int, marker: str) -> DataFrame:
     """The view `lines` written into new files of the table: one shuffle, and a row for each task."""
     directory, persisted_at = str(table.directory.absolute()), now()
 
     def assemble(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with told_to_driver():
+            check_shared(marker)
             assembly = _Assembly(open_event_table(Path(directory)), find_model(model), persisted_at)
             for batch in batches:
                 assembly.add(batch)

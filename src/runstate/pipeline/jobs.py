@@ -23,6 +23,7 @@ from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.origins import Origins, model_of
 from runstate.pipeline.plain_files import find_files
 from runstate.pipeline.session import is_remote
+from runstate.pipeline.shared_storage import marked
 from runstate.pipeline.sorted_files import FileEntry
 from runstate.pipeline.source import register
 from runstate.pipeline.table import Commit, Table, TableInfo
@@ -137,8 +138,8 @@ def ingest(
         return _ingest_files(spark, named, table, name, shards or _tasks_per_core * _cores(spark), event_bytes_max)
     Origins(named).close()  # What is not there is told before a table is made for it.
     table = Table.make(to, info, is_model_given=model is not None)
-    with table.writing(), readable("ingest"):
-        frame = read_view(spark, named, "ingest", model=name, shards=shards, to=str(to.absolute()))
+    with table.writing(), readable("ingest"), marked(table.directory / "table.json") as marker:
+        frame = read_view(spark, named, "ingest", model=name, shards=shards, to=str(to.absolute()), marker=marker)
         return write_table(table, frame.collect(), {"urls": named})
 
 
@@ -155,12 +156,12 @@ def compact(spark: SparkSession, to: Path, *, model: str | None = None, shards: 
     table, url = open_event_table(to), f"table:{to.absolute()}"
     check_compactable(table, resolve_model(table.info.model, model, f"The table in {to}").version)
     name = model or table.info.model
-    with table.writing(), readable("compact"):
+    with table.writing(), readable("compact"), marked(table.directory / "table.json") as marker:
         commits = table.commits()
         if not commits or commits[-1].consumed.get("compacts"):
             return Written(len(commits), {"rows": 0})
         consumed = {**commits[-1].consumed, "files": consumed_before(table), "compacts": len(commits)}
-        options = {"to": str(to.absolute())}
+        options = {"to": str(to.absolute()), "marker": marker}
         frame = read_view(spark, url, "compact", model=name, shards=shards, **options)
         return write_table(table, frame.collect(), consumed, replaces=True)
 
@@ -180,7 +181,7 @@ def check_files(urls: Sequence[str]) -> None:
 def _ingest_files(
     spark: SparkSession, urls: list[str], table: Table, name: str, tasks: int, event_bytes_max: int
 ) -> Written:
-    with table.writing(), readable("ingest"):
+    with table.writing(), readable("ingest"), marked(table.directory / "table.json") as marker:
         model = find_model(name)
         parts, consumed = new_parts(urls, consumed_before(table), model, event_bytes_max)
         unfinished = sum(each.unfinished is not None for each in consumed.values())
@@ -189,8 +190,8 @@ def _ingest_files(
         if parts:
             plan = planned(parts, tasks, model)
             options = {"plan": str(keep_plan(table, plan).absolute()), "event_bytes_max": str(event_bytes_max)}
-            lines = read_view(spark, urls, "lines", model=name, shards=tasks, **options)
-            rows = assembled(lines, table, name, len(plan.bounds) + 1).collect()
+            lines = read_view(spark, urls, "lines", model=name, shards=tasks, marker=marker, **options)
+            rows = assembled(lines, table, name, len(plan.bounds) + 1, marker).collect()
         return write_table(table, rows, {"urls": urls, "files": consumed}, counted=counted)
 
 
@@ -218,7 +219,7 @@ def replay(
     version = found.version
     Origins(named).close()  # What is not there is told before a table is made for it.
     table = Table.make(to, TableInfo("snapshots", found.name, version), is_model_given=model is not None)
-    with table.writing(), readable("replay"):
+    with table.writing(), readable("replay"), marked(table.directory / "table.json") as marker:
         positions = _positions(named)
         consumed = {"urls": named, "version": version, "position": next(reversed(positions))}
         commits = table.commits()
@@ -226,7 +227,7 @@ def replay(
         options = {"to": str(to.absolute()), "since": since}
         rows = few_rows(Request(tuple(named), "replay", name, options=options)) if since and shards is None else None
         if rows is None:
-            rows = read_view(spark, named, "replay", model=name, shards=shards, **options).collect()
+            rows = read_view(spark, named, "replay", model=name, shards=shards, marker=marker, **options).collect()
         return write_table(table, rows, consumed, replaces=not since)
 
 

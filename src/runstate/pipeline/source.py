@@ -31,11 +31,12 @@ from runstate.pipeline.options import InvalidOption, names_in
 from runstate.pipeline.origins import model_of
 from runstate.pipeline.selection import Selection, read_selection
 from runstate.pipeline.shards import Shard, events_min
+from runstate.pipeline.shared_storage import check_shared
 from runstate.pipeline.views import Request, Task, schema_of, view_named
 
 shards_default = 16
 _streaming = frozenset({"events_per_batch"})
-_general = frozenset({"url", "view", "model", "shards", "shards_max", "path", "columns"}) | _streaming
+_general = frozenset({"url", "view", "model", "shards", "shards_max", "path", "columns", "marker"}) | _streaming
 
 
 def register(spark: SparkSession) -> None:
@@ -104,7 +105,8 @@ class RunstateSource(DataSource):
         own = {name: value for name, value in self._options.items() if name in view.options}
         columns = names_in(self._options["columns"], "columns") if "columns" in self._options else ()
         least = 1 if "shards" in self._options else events_min
-        return Request(urls, name, model, columns, own, read_selection(self._options), least)
+        marker = self._options.get("marker", "")
+        return Request(urls, name, model, columns, own, read_selection(self._options), least, marker)
 
     def _url(self) -> str:
         url = self._options.get("url") or self._options.get("path")
@@ -128,8 +130,13 @@ class StreamsReader(DataSourceReader):
     def __init__(self, request: Request, count: int) -> None:
         self._request, self._count = request, count
 
+    def _check_storage(self) -> None:
+        if self._request.marker:
+            check_shared(self._request.marker)
+
     def partitions(self) -> Sequence[InputPartition]:
         with told_to_driver():
+            self._check_storage()
             shards = view_named(self._request.view).plan(self._request, self._count)
         return [InputPartition(shard) for shard in shards]
 
@@ -140,6 +147,7 @@ class StreamsReader(DataSourceReader):
             # A worker has more objects from its imports than a task ever holds: the collector need not go over them.
             gc.freeze()
             with told_to_driver():
+                self._check_storage()
                 for batch in view.rows(Task(self._request, shard)):
                     yield batch.select(columns) if columns and not view.narrows else batch
 

@@ -23,6 +23,7 @@ import pyarrow as pa
 from runstate.errors import LogBusy, LogFailed, LogNotFound, LogTooNew, NotALog
 from runstate.models.canonical import digest, undecodable
 from runstate.pipeline.shards import Shard
+from runstate.pipeline.shared_storage import StorageNotShared
 from runstate.pipeline.sorted_files import DATA_FILE, FileEntry, TableDamaged, pieces
 from runstate.storage.directories import make_directories
 from runstate.storage.disk import TEMP, LockBusy, RealDisk, refuse_links, replace_durably
@@ -31,7 +32,7 @@ from runstate.storage.target_directory import check_target, remove_own, writing_
 _version = 1
 _leftovers = re.compile(rf"data/|commits/|table\.json{TEMP}")
 """What a job that was killed while it made a table may have left."""
-_data_files = re.compile(rf"data/|data/({DATA_FILE}|plan-[0-9a-f]{{16}}\.json)")
+_data_files = re.compile(rf"data/|data/({DATA_FILE}|plan-[0-9a-f]{{16}}\.json)|table\.json{TEMP}")
 
 
 class TableInfo(msgspec.Struct, frozen=True):
@@ -177,12 +178,31 @@ class Table:
     def commit(self, commit: Commit) -> None:
         """Make a job's files count, all at once. The caller is `writing`."""
         body = msgspec.json.encode(commit)
+        for entry in commit.files:
+            self._confirm(entry)
         with writing_to(self.directory):
             RealDisk().sync_directory(self.data)
             replace_durably(
                 RealDisk(),
                 self._commits / _commit_name(commit.number),
                 msgspec.json.encode(_Sealed(digest(body), msgspec.Raw(body))) + b"\n",
+            )
+
+    def _confirm(self, entry: FileEntry) -> None:
+        """
+        Raises:
+            StorageNotShared: the file that a task says to have written is not here, or is another one.
+        """
+        path = self.data / entry.name
+        try:
+            is_as_written = path.stat().st_size == entry.bytes and entry.footer.fits(path)
+        except OSError:
+            is_as_written = False
+        if not is_as_written:
+            raise StorageNotShared(
+                f"{path} is not what a task has written; the table is as it was. "
+                f"Do all machines see {self.directory} at the same place?",
+                directory=str(self.directory),
             )
 
     def pieces(self, files: Sequence[FileEntry], shard: Shard, columns: Sequence[str]) -> Iterator[pa.Table]:
