@@ -13,6 +13,7 @@ from runstate.errors import LogDamaged
 from runstate.logs.log import Finding
 from runstate.logs.ndjson.files import EVENTS, INDEX, RunFiles
 from runstate.logs.ndjson.index import read_index
+from runstate.logs.ndjson.quarantine import quarantine_event
 from runstate.logs.ndjson.reading import (
     EVENT_CHANGED,
     EVENTS_MISSING,
@@ -76,13 +77,17 @@ class RepairPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def repair(
-    disk: Disk, files: RunFiles, report: list[Finding], *, dry_run: bool, is_salvage: bool = False
+    disk: Disk, files: RunFiles, report: list[Finding], *, dry_run: bool, is_salvage: bool = False, quarantine: int = 0
 ) -> list[Finding]:
     """Cut a damaged run back to what is intact or proven, having kept the whole file. The caller holds the run's lock.
+
+    With `quarantine`: see `quarantine_event`.
 
     Raises:
         OSError: nothing that is intact was touched.
     """
+    if quarantine:
+        return quarantine_event(disk, files, quarantine, report, dry_run=dry_run)
     findings: list[Finding] = []
     try:
         with closing(disk.open(files.events, read_only=dry_run)) as file:

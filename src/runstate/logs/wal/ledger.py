@@ -29,6 +29,16 @@ class Removed(msgspec.Struct, frozen=True):
     last_persisted_at: str
 
 
+class Quarantined(msgspec.Struct, frozen=True):
+    """What is known of the entries that were quarantined."""
+
+    count: int
+    tail_seq: int
+    """Of the last entry that was left by the last quarantine."""
+    last_seq: int
+    """The last seq that had been given out then: the state at these two is the same."""
+
+
 class Ledger(msgspec.Struct, frozen=True):
     reserved: int = 0
     """No entry has a greater seq than this."""
@@ -45,6 +55,8 @@ class Ledger(msgspec.Struct, frozen=True):
     archived: tuple[int, int] | UnsetType = UNSET
     """The first and the last seq of the entries that checkpoints have moved to the archive without a gap, as far as
     they led up to the WAL. Unset: none, or an older version wrote the ledger."""
+    quarantined: Quarantined | UnsetType = UNSET
+    """Unset: no entry was."""
 
 
 class OldKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
