@@ -11,7 +11,7 @@ from runstate.logs.log import Finding
 from runstate.logs.ndjson.files import EVENTS, RunFiles, snapshot_names
 from runstate.logs.ndjson.index import read_index
 from runstate.logs.ndjson.reading import View, extent
-from runstate.logs.ndjson.recovery import load, logger, write_chunks
+from runstate.logs.ndjson.recovery import drop_announcement, load, logger, write_chunks
 from runstate.logs.ndjson.verify import verify_run
 from runstate.logs.quarantine import absent_event, aside_lines, check_intact, cut_finding
 from runstate.logs.set_aside import free_number
@@ -48,6 +48,7 @@ def quarantine_event(
             with suppress(FileNotFoundError):
                 disk.remove(path)
         disk.sync_directory(files.home)
+        drop_announcement(disk, files)
         file.truncate(mark.line_offset)
         file.sync()
     _recover(disk, files, report)

@@ -23,7 +23,7 @@ from runstate.logs.ndjson.reading import (
     extent,
     missing_events,
 )
-from runstate.logs.ndjson.recovery import chunks, find_tail, keep, load, logger, write_chunks
+from runstate.logs.ndjson.recovery import chunks, drop_announcement, find_tail, keep, load, logger, write_chunks
 from runstate.logs.ndjson.salvage import Piece, Salvaged, read_piece, salvage_behind
 from runstate.logs.set_aside import free_number
 from runstate.storage.disk import Disk, File
@@ -175,6 +175,7 @@ def _carry_out(disk: Disk, files: RunFiles, file: File, plan: RepairPlan) -> Non
     # The index knows checksums of what is cut off now. It is rebuilt; a mistaken one would accuse the rest.
     with suppress(FileNotFoundError):
         disk.remove(files.index)
+    drop_announcement(disk, files)
     if not plan.held:
         file.truncate(plan.offset)
         file.sync()
