@@ -26,9 +26,11 @@ def reason_of(log: EventLog, model: AnyModel, record: Record, state: Any, after_
         or _lost_blob(log, model, record)
     )
     if not reason:
+        is_known = record.seq > after_seq
+        possible = "is possible where it stands" if is_known else f"is part of the checkpoint at seq {after_seq}"
         raise InvalidArgument(
-            f"Event {record.seq} of {record.stream!r} can be folded, is possible where it stands, and lacks no blob; "
-            "only other events can be quarantined. Append the event that corrects it",
+            f"Event {record.seq} of {record.stream!r} can be folded, {possible}, and lacks no blob; only other events "
+            "can be quarantined. Append the event that corrects it",
             stream=record.stream,
             seq=record.seq,
         )

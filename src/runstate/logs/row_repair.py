@@ -59,7 +59,8 @@ class RowRepair(msgspec.Struct, frozen=True):
         if self.changed:
             parts.append(f"set aside in {place}: {ranges(self.changed)} (changed)")
         if self.behind:
-            parts.append(f"set aside with them: {ranges(self.behind)} (intact; repair --salvage keeps these)")
+            instead = "intact; 'repair --salvage' in place of a plain repair keeps these"
+            parts.append(f"set aside with them: {ranges(self.behind)} ({instead})")
         if self.doubled:
             parts.append(f"set aside in {place}: further rows of {ranges(self.doubled)}")
         if self.moved:

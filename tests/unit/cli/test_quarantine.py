@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sqlite3
 from contextlib import closing
@@ -154,6 +155,13 @@ def test_usage_is_checked(cli: Cli) -> None:
     assert len(bodies("sqlite:log")) == 2
 
 
+def page_query() -> str:
+    """The query for records that the format page of SQLite gives."""
+    page = (Path(__file__).parents[3] / "docs/formats/sqlite.md").read_text()
+    (query,) = re.findall(r"```sql\n([^`]*FROM quarantined_events[^`]*)```", page)
+    return str(query)
+
+
 def aside_file() -> Path:
     (file,) = Path("log").rglob("*.quarantined*")
     return file
@@ -182,12 +190,24 @@ def test_a_quarantined_entry_of_a_wal_can_be_appended_again(cli: Cli) -> None:
 def test_a_quarantined_row_can_be_appended_again(cli: Cli) -> None:
     store("sqlite:log", started, completed, stopped)
     assert cli("repair", "sqlite:log", "daemon", "--quarantine", "2").code == 0
-    page = Path(__file__).parents[3] / "docs/formats/sqlite.md"
-    (query,) = [part for part in page.read_text().split("```") if "FROM quarantined_events" in part]
     with closing(sqlite3.connect("log")) as connection:
-        lines = [row[0] for row in connection.execute(query.removeprefix("sql\n"))]
+        lines = [row[0] for row in connection.execute(page_query())]
     appended = cli("append", "sqlite:log", "--model", "daemon", stdin="\n".join(lines).encode())
     assert [row["seq"] for row in appended.rows] == [4]
+
+
+def test_the_query_of_the_format_page_gives_what_a_plain_repair_has_set_aside(cli: Cli) -> None:
+    store("sqlite:log", started, second, stopped)
+    with closing(sqlite3.connect("log")) as connection, connection:
+        connection.execute("DROP TRIGGER events_are_never_updated")
+        connection.execute("UPDATE events SET type = 'x' WHERE seq = 2")
+    assert cli("repair", "sqlite:log").code == 0
+    with closing(sqlite3.connect("log")) as connection:
+        query = page_query().replace("quarantined_events", "set_aside_events WHERE seq = 3")
+        lines = [row[0] for row in connection.execute(query)]
+    appended = cli("append", "sqlite:log", "--model", "daemon", stdin="\n".join(lines).encode())
+    assert [row["seq"] for row in appended.rows] == [2]
+    assert stored_state("sqlite:log") == folded(started, stopped)
 
 
 def test_a_salvage_leaves_a_quarantined_event_where_it_is(cli: Cli, url: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
@@ -19,8 +20,10 @@ from tests.unit.cli.test_impossible_events import append, completed, started, st
 from tests.unit.cli.test_quarantine import bodies, folded, second, stored_state
 
 import runstate
-from runstate.errors import RunstateError
+from runstate.conformance.notes import notes, snapshot
+from runstate.errors import RunstateError, Truncated, Unsupported
 from runstate.logs.registry import open_log
+from runstate.logs.wal import WalLog
 from runstate.models.registry import find_model
 from runstate.projector import Projector
 from runstate.sinks import TellingSink
@@ -72,12 +75,51 @@ def compacted(cli: Cli, url: str) -> None:
             assert cli("daemon", command, url).code == 0
 
 
-def test_an_event_whose_effect_only_a_checkpoint_holds_is_refused(cli: Cli) -> None:
+def test_an_event_that_a_checkpoint_has_removed_is_refused(cli: Cli) -> None:
     store("wal:log", started, completed)
     compacted(cli, "wal:log")
     refused = cli("repair", "wal:log", "daemon", "--quarantine", "2")
     assert refused.code == 2
-    assert cli("verify", "wal:log").code == 0
+    assert "a checkpoint has dropped what was before" in refused.err
+
+
+@pytest.fixture
+def between(tmp_path: Path) -> Iterator[WalLog]:
+    """A WAL with two checkpoints: the events before the first of them are gone."""
+    with WalLog(tmp_path / "log") as log:
+        log.append("s", notes("a", "b"))
+        log.checkpoint("s", snapshot(2))
+        log.append("s", notes("c"))
+        log.checkpoint("s", snapshot(3))
+        with pytest.raises(Truncated):
+            log.read("s")
+        yield log
+
+
+def test_an_event_behind_the_checkpoint_before_the_newest_can_be_quarantined(between: WalLog) -> None:
+    between.repair("s", quarantine=3)
+    left = between.load_snapshot("s", "notes")
+    assert (between.read("s", after_seq=2), left and left.seq) == ([], 2)
+
+
+def test_an_event_whose_effect_only_a_checkpoint_holds_is_refused(between: WalLog, tmp_path: Path) -> None:
+    (previous,) = tmp_path.rglob("*.previous")
+    previous.unlink()
+    for dry_run in (True, False):
+        with pytest.raises(Unsupported, match="a checkpoint holds its effect"):
+            between.repair("s", quarantine=3, dry_run=dry_run)
+    assert [record.key for record in between.read("s", after_seq=2)] == ["c"]
+
+
+def test_an_impossible_event_that_a_checkpoint_has_taken_in_is_not_judged(cli: Cli) -> None:
+    store("wal:log", started)
+    compacted(cli, "wal:log")
+    with open_log("wal:log") as log:
+        append(log, "bad", completed)
+    assert cli("daemon", "checkpoint", "wal:log").code == 0
+    refused = cli("repair", "wal:log", "daemon", "--quarantine", "5")
+    assert refused.code == 2
+    assert "is part of the checkpoint at seq 5" in refused.err
 
 
 def test_an_event_behind_a_checkpoint_can_be_quarantined(cli: Cli) -> None:
