@@ -216,14 +216,19 @@ def test_the_note_of_dynamodb_holds_the_record(cli: Cli, tmp_path: Path) -> None
 # --- blobs that are gone ---------------------------------------------------------------------------------------------
 
 
-def lose_a_blob(cli: Cli, url: str) -> dict[str, Any]:
-    """Fill a log with sessions, copy it to a backup, and delete the blob of an event. Returns the finding."""
+def fill_and_copy(cli: Cli, url: str) -> None:
+    """Fill a log with sessions and their blobs, and copy it to a backup."""
     model = find_model("session")
     with runstate.open(url, "session", on_alert=lambda alert: None) as sessions:
         for lines in histories("session", 0, 2).values():
             put_blobs(sessions.log, lines)
             sessions.append_events([model.parse(line) for line in lines])
     assert cli("copy", url, "sqlite:backup").code == 0
+
+
+def lose_a_blob(cli: Cli, url: str) -> dict[str, Any]:
+    """Delete the blobs of a log, of which there is a backup. Returns the first finding."""
+    fill_and_copy(cli, url)
     if url.startswith("sqlite"):
         with closing(sqlite3.connect("log")) as connection, connection:
             connection.execute("DELETE FROM blobs")
@@ -254,6 +259,26 @@ def test_the_advice_for_a_blob_that_is_gone_takes_the_event_out(cli: Cli, scheme
     assert f"refers to the blob {found['details']['ref']}, which is gone" in done.out
     left = {(row["code"], row.get("seq")) for row in cli("verify", url, found["stream"], "--json").rows}
     assert ("blob.missing", found["seq"]) not in left
+
+
+@pytest.mark.parametrize("scheme", ["sqlite", "segments"])
+def test_the_advice_for_a_blob_that_was_changed_takes_the_event_out(cli: Cli, scheme: str) -> None:
+    url = f"{scheme}:log"
+    fill_and_copy(cli, url)
+    if scheme == "sqlite":
+        with closing(sqlite3.connect("log")) as connection, connection:
+            connection.execute("UPDATE blobs SET data = CAST('changed' AS BLOB)")
+    else:
+        for blob in Path("log/snapshots/sha256").iterdir():
+            blob.chmod(0o600)
+            blob.write_bytes(b"changed")
+    found = next(row for row in cli("verify", url, "--json").rows if row["stream"] is not None)
+    assert found["code"] == "blob.digest_mismatch"
+    assert "runstate copy" not in found["message"]
+    (command,) = [part for part in found["message"].split("'") if part.startswith("runstate repair")]
+    assert cli(*shlex.split(command.replace("URL", url))[1:]).code == 0
+    left = {(row["code"], row.get("seq")) for row in cli("verify", url, found["stream"], "--json").rows}
+    assert (found["code"], found["seq"]) not in left
 
 
 # --- a projector that was stopped ------------------------------------------------------------------------------------
