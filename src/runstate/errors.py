@@ -151,6 +151,12 @@ class StreamNotFound(RunstateError):
     code = "stream.not_found"
 
 
+class EventNotFound(RunstateError):
+    """The stream holds no event of that seq."""
+
+    code = "event.not_found"
+
+
 class StreamDeleted(RunstateError):
     """The stream was deleted by retention, and new events may not begin it again. `archive` says where it is now."""
 

@@ -16,9 +16,10 @@ from runstate.errors import InvalidPosition, ModelFailed, RunstateError, Unsuppo
 from runstate.logbook import Entry, Logbook
 from runstate.logs.log import Capability, EventLog
 from runstate.logs.waiting import wait_for_more
+from runstate.measuring import measuring
 from runstate.models.canonical import digest
 from runstate.models.model import Alert, AnyModel
-from runstate.projector import Projector, measuring
+from runstate.projector import Projector
 from runstate.sinks import Sink, StoreSink
 from runstate.store import Store
 

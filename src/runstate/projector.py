@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -21,6 +20,7 @@ from runstate.errors import RunstateError
 from runstate.logs.log import Position, Record, now
 from runstate.logs.pending import Blocker, oldest_pending
 from runstate.logs.stream_models import head_model
+from runstate.measuring import measuring
 from runstate.models.model import Alert
 from runstate.models.model_errors import translate_model_errors
 from runstate.sinks import Projected, Sink, StoreSink
@@ -34,9 +34,6 @@ lag_high_s = 5.0
 """Further behind than this raises `PROJECTOR_LAG_HIGH`."""
 lag_resync_s = 10.0
 """Events older than this are not applied one by one: their stream is read from the log to its end."""
-
-measure_s = 1.0
-"""How often the lag is measured beside the loop that projects."""
 
 _states_max = 10_000
 """States held in memory; a stream whose state was let go starts again from its row in the sink."""
@@ -58,6 +55,19 @@ class Projection(msgspec.Struct, rename="camel"):
     resyncs: int = 0
     born: str = ""
     """When its first event was stored. With another first event it is another stream, begun after a deletion."""
+    event_id: str = ""
+    """Of the last event in the state; empty where only a row of the sink tells of it."""
+    projected_at: str = ""
+    """When that row was made."""
+
+    def is_replaced_by(self, record: Record) -> bool:
+        """Whether a record has the seq of the last event in the state, and is another one: a repair, or a quarantine,
+        has taken that one out, and its seq was given again."""
+        if record.seq != self.watermark:
+            return False
+        if self.event_id:
+            return record.event_id != self.event_id
+        return "" < self.projected_at < record.persisted_at
 
 
 class Projector:
@@ -150,20 +160,21 @@ class Projector:
             if projection.status == "STALE":
                 # The resync reads what follows from the log; and all of it, if this fills a gap below the watermark.
                 projection.late |= record.seq <= projection.watermark > projection.applied
+                projection.late |= projection.is_replaced_by(record)
                 continue
             if record.seq > following:
                 self._store.alerts.raise_once(_gap(record, following))
                 projection.status = "STALE"
             elif record.seq < following:
                 # Without a gap below the watermark, this is only an event that was applied before.
-                projection.late = projection.applied < projection.watermark
+                projection.late = projection.applied < projection.watermark or projection.is_replaced_by(record)
                 projection.status = "STALE" if projection.late else "LIVE"
             elif self._age_s(record.persisted_at) > lag_resync_s:
                 projection.status = "STALE"
             else:
                 fresh.append(record)
         if fresh:
-            self._apply(projection, [record.body for record in fresh], fresh[-1].seq)
+            self._apply(projection, fresh)
         if projection.status == "STALE":
             self._changed[stream] = None
 
@@ -283,9 +294,10 @@ class Projector:
         self._states[projection.stream] = model.load(row.body)
         projection.watermark, projection.applied, projection.born = row.last_event_seq, row.applied, row.born
         projection.observed, projection.status = row.observed, "STALE" if row.stale else "LIVE"
+        projection.projected_at = row.projected_at
 
-    def _apply(self, projection: Projection, lines: list[bytes], watermark: int) -> None:
-        stream = projection.stream
+    def _apply(self, projection: Projection, records: Sequence[Record]) -> None:
+        stream, lines = projection.stream, [record.body for record in records]
         try:
             # Taken out while it is folded: should that fail half way, nobody goes on with half a state.
             with translate_model_errors(self._store.model, stream):
@@ -293,7 +305,7 @@ class Projector:
         except BaseException:
             self._forget(stream)
             raise
-        projection.watermark = watermark
+        projection.watermark, projection.event_id = records[-1].seq, records[-1].event_id
         projection.applied += len(lines)
         self._states[stream] = state
         self._changed[stream] = None
@@ -311,7 +323,7 @@ class Projector:
         projection.resyncs += 1
         self.resyncs += 1
         while page := self._store.log.read(stream, after_seq=projection.watermark, limit=self._page_events):
-            self._apply(projection, [record.body for record in page], page[-1].seq)
+            self._apply(projection, page)
         if projection.watermark >= projection.observed:
             projection.status, projection.late = "LIVE", False
             self._changed[stream] = None
@@ -366,27 +378,6 @@ class Projector:
         self._projections.pop(stream, None)
         self._states.pop(stream, None)
         self._changed.pop(stream, None)
-
-
-@contextmanager
-def measuring(measure: Callable[[], object]) -> Iterator[None]:
-    """Call `measure` every second, from a thread of its own, while the block runs.
-
-    The loop that projects may be stuck, in the log or in the sink: then this is what notices, and raises the alert.
-    """
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(measure_s):
-            measure()
-
-    thread = threading.Thread(target=watch, name="runstate-lag", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def _gap(record: Record, expected: int) -> Alert:

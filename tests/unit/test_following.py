@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import runstate
-from runstate import projector
+from runstate import measuring
 from runstate.contracts import EngineStore
 from runstate.errors import LogBusy, LogClosed, LogFailed, ModelFailed, Unsupported
 from runstate.following import Follower
@@ -340,7 +340,7 @@ class HangingSink(StoreSink):
 def test_the_lag_of_a_sink_that_hangs_is_measured_raised_and_put_down(
     url: str, store: EngineStore, book: Logbook, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(projector, "measure_s", 0.01)
+    monkeypatch.setattr(measuring, "measure_s", 0.01)
     store.append_events(notes(write, 1))
     sink = HangingSink(store)
     follower = Follower(url, store, book, lambda *_: sink)

@@ -12,6 +12,7 @@ import typer
 from runstate.cli.options import AsJson, ModelName, Url
 from runstate.cli.output import counted, words, write_json, write_line
 from runstate.cli.progress_display import track
+from runstate.cli.quarantine import quarantine_event
 from runstate.cli.seals import KeyFile, SealsFile, read_seals_for, seal_findings
 from runstate.cli.stream_stores import AnyStore, StreamStores, open_streams
 from runstate.errors import LogDamaged, RunstateError, StreamNotFound, Truncated, UnknownModel, shown_url
@@ -21,6 +22,17 @@ from runstate.logs.unfoldable import find_impossible
 
 Salvage = Annotated[
     bool, typer.Option("--salvage", help="Also keep events behind the damage that can still be proven.")
+]
+Quarantine = Annotated[
+    int | None,
+    typer.Option(
+        "--quarantine",
+        metavar="SEQ",
+        min=1,
+        help="Take this event of STREAM out, and set it aside. It must be one that cannot be folded, is impossible "
+        "where it stands, or lacks a blob.",
+        show_default=False,
+    ),
 ]
 
 
@@ -72,13 +84,21 @@ def repair(
     salvage: Salvage = False,
     model: ModelName = None,
     as_json: AsJson = False,
+    quarantine: Quarantine = None,
 ) -> None:
     """Make damaged streams usable again: intact events stay, damaged files are set aside, snapshots are rebuilt.
 
     Exit code 1 if damage remains that repair cannot help with.
     """
     done = left = 0
+    if quarantine is not None and (stream is None or salvage):
+        raise typer.BadParameter("--quarantine SEQ needs the STREAM that holds the event, and goes without --salvage")
     with open_streams(url, model) as stores:
+        if quarantine is not None and stream is not None:
+            for finding in quarantine_event(stores, stream, quarantine, dry_run):
+                write_finding(finding, as_json, url)
+            words.print(f"event {quarantine} {'would be' if dry_run else 'was'} quarantined")
+            return
         _check_stream(stores, stream, is_needed=False)  # A stream whose head is gone may be repaired.
         damaged: dict[str | None, list[Finding]] = {}
         for finding in track(_findings(stores, stream), "verifying"):
@@ -172,9 +192,7 @@ def _repair_stream(
         with suppress(StreamNotFound, LogDamaged):
             repaired += stores.log.repair(name, dry_run=dry_run, salvage=salvage)
     if repaired and not dry_run and Capability.SNAPSHOTS in stores.log.capabilities:
-        # What is left of the stream gets its snapshot. Where nothing is, or its model is not installed, there is none.
-        with suppress(StreamNotFound, UnknownModel):
-            stores.of(stores.find(name)).rebuild_snapshot(name)
+        stores.rebuild_snapshot(name)
     if findings and all(finding.code.startswith("snapshot.") for finding in findings):
         message = "The snapshot is rebuilt from the log" if dry_run else "The snapshot was rebuilt from the log"
         if not dry_run:

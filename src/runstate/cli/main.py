@@ -15,6 +15,7 @@ from runstate.cli.output import prepare_streams, print_error, silence_stdout, wo
 from runstate.cli.progress_display import erase_leftover
 from runstate.errors import (
     BlobNotFound,
+    EventNotFound,
     InvalidArgument,
     LogDamaged,
     LogNotFound,
@@ -113,7 +114,7 @@ def _exit_code(error: RunstateError) -> int:
     # codes: to load their classes takes longer than most commands run.
     cause = error.details.get("cause")
     code = cause.get("code") if isinstance(cause, dict) else error.code
-    if code in (LogNotFound.code, StreamNotFound.code, BlobNotFound.code, "session.node_not_found"):
+    if code in (LogNotFound.code, StreamNotFound.code, EventNotFound.code, BlobNotFound.code, "session.node_not_found"):
         return exit_not_found
     if code in (LogDamaged.code, "table.damaged"):
         return exit_damage

@@ -260,9 +260,10 @@ def repair(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
     salvage: integrity.Salvage = False,
     as_json: AsJson = False,
+    quarantine: integrity.Quarantine = None,
 ) -> None:
     """Make damaged sessions usable again: intact events stay, damaged files are set aside, snapshots are rebuilt."""
-    integrity.repair(url, session, dry_run, salvage, SESSION.name, as_json)
+    integrity.repair(url, session, dry_run, salvage, SESSION.name, as_json, quarantine)
 
 
 def _sessions(url: str, keyring: Path) -> Sessions:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from runstate.cli.output import counted, words
-from runstate.errors import UnknownModel, shown_url
+from runstate.errors import StreamNotFound, Truncated, UnknownModel, shown_url
 from runstate.logs.archived_streams import stream_not_found
 from runstate.logs.log import EventLog, StreamInfo
 from runstate.logs.pairing import holds_others, model_for
 from runstate.logs.registry import open_log
+from runstate.logs.unfoldable import unfoldable
 from runstate.models.model import Alert, AnyModel
 from runstate.models.registry import find_model, resolve_model
 from runstate.store import Store
@@ -90,6 +91,12 @@ class StreamStores:
                 error.args = (f"{error}; 'runstate streams {shown_url(self._url)}' lists those that are there",)
             raise error
         return info
+
+    def rebuild_snapshot(self, stream: str) -> None:
+        """Make the snapshot of what a repair has left. There may be nothing, or no model for it, or an event that
+        cannot be folded: `verify` names that."""
+        with suppress(StreamNotFound, UnknownModel, Truncated, *unfoldable):
+            self.of(self.find(stream)).rebuild_snapshot(stream)
 
     def all(self, after: str = "") -> Iterator[StreamInfo]:
         """All streams in the order of their ids; those of the given model, where one was given.

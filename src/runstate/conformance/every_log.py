@@ -12,6 +12,7 @@ from runstate.conformance.claims.feeds import FeedClaims
 from runstate.conformance.claims.keepings import BlobClaims, DeletionClaims, SnapshotClaims
 from runstate.conformance.claims.keys import KeyClaims
 from runstate.conformance.claims.models import ModelClaims
+from runstate.conformance.claims.quarantines import QuarantineClaims
 from runstate.conformance.claims.races import RaceClaims
 from runstate.conformance.claims.reads import ReadClaims
 from runstate.conformance.claims.refusals import RefusalClaims
@@ -44,6 +45,7 @@ class LogConformance(
     BlobClaims,
     CollectionClaims,
     RefusalClaims,
+    QuarantineClaims,
     RaceClaims,
 ):
     """The tests that every log must pass. Give it the fixture `opener`."""

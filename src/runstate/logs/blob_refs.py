@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 
 from runstate.errors import BlobNotFound, LogDamaged
 from runstate.logs.log import BlobRef, Finding
+from runstate.logs.quarantine import way_out
 from runstate.models.canonical import digest
 
 MISSING = "blob.missing"
@@ -78,5 +80,10 @@ def changed_blob(name: str) -> Finding:
 
 def blob_finding(code: str, stream: str, seq: int, ref: BlobRef) -> Finding:
     """A blob that an event refers to is missing, or was changed."""
-    message = f"Event {seq} refers to the blob {ref}, which {'is gone' if code == MISSING else 'was changed'}"
+    # A database does not replace bytes that it has under a digest, so a copy helps only where there are none.
+    what, advice = "was changed", ""
+    if code == MISSING:
+        copy = f"'runstate copy BACKUP URL --stream {shlex.quote(stream)}'"
+        what, advice = "is gone", f"{copy} puts it back from a log that holds it. If there is none: "
+    message = f"Event {seq} refers to the blob {ref}, which {what}. {advice}{way_out(stream, seq)}"
     return Finding(code=code, message=message, stream=stream, seq=seq, details={"ref": ref})

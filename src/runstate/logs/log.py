@@ -16,7 +16,6 @@ import msgspec
 
 from runstate.errors import (
     InvalidArgument,
-    InvalidPosition,
     SequenceConflict,
     Truncated,
     Unsupported,
@@ -268,15 +267,20 @@ class EventLog(Protocol):
         """What `verify` finds beyond single streams: in the file's own structure, in blobs, events of no stream."""
         ...
 
-    def repair(self, stream: str, *, dry_run: bool = False, salvage: bool = False) -> list[Finding]:
+    def repair(
+        self, stream: str, *, dry_run: bool = False, salvage: bool = False, quarantine: int = 0
+    ) -> list[Finding]:
         """Cut a damaged stream back to what is intact, having kept the damaged bytes. What was found, and done.
 
         With `dry_run` nothing changes, and the findings say what would be done. With `salvage`, events behind the
         damage are kept too where their own checksums, digests and places prove them: in the stream, or in a file
-        beside it where the stream cannot hold them.
+        beside it where the stream cannot hold them. With `quarantine`, the seq of an event in an intact stream, this
+        event is set aside, with those behind it where the log cannot hold a gap; snapshots that know it are dropped.
 
         Raises:
             StreamNotFound: there is no such stream.
+            EventNotFound: it has no event to quarantine at that seq.
+            LogDamaged: an event is to be quarantined, and the stream is damaged: repair that first.
             LogBusy: another writer holds it.
         """
         ...
@@ -313,18 +317,6 @@ def now(ahead_ms: int = 0) -> str:
 def _until_second(second: int) -> str:
     # Formatting a date costs more than an append has to spare; it changes once a second.
     return strftime("%Y-%m-%dT%H:%M:%S", gmtime(second))
-
-
-def decimal_position(position: Position, last: int) -> int:
-    """The number in a position, for logs whose positions are numbers up to `last`.
-
-    Raises:
-        InvalidPosition: none that this log has handed out; it may be another log's, or this one from an older backup.
-    """
-    number = int(position) if position.isascii() and position.isdecimal() and len(position) < 20 else -1
-    if not 0 <= number <= last:
-        raise InvalidPosition(f"{position[:40]!r} is no position that this log has handed out", position=position)
-    return number
 
 
 def begins_after(log: EventLog, stream: str) -> int:

@@ -31,6 +31,14 @@ def encode_record(record: Record) -> bytes:
     return msgspec.json.encode(_RecordJson(**envelope, event=msgspec.Raw(record.body)))
 
 
+def record_seq(line: bytes) -> int | None:
+    """The seq in a line that `encode_record` wrote; None for any other line."""
+    try:
+        return _decoder.decode(line).seq
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+
+
 def event_in_record(line: bytes) -> bytes | None:
     """The stored event inside a line that `encode_record` wrote; None for any other line."""
     try:

@@ -11,11 +11,17 @@ from itertools import pairwise
 
 import msgspec
 
+from runstate.errors import LogDamaged
 from runstate.logs.log import Finding
+from runstate.logs.quarantine import QUARANTINED, absent_event, repair_first
 from runstate.logs.stored_rows import Place
 
 set_aside_table = "set_aside_events"
 """Holds the rows that a repair has taken out of their streams. It is made by the first repair."""
+quarantine_table = "quarantined_events"
+"""Holds the rows that a quarantine has taken out: intact ones, which a salvage must not take for lost. It is made by
+the first quarantine."""
+aside_tables = (set_aside_table, quarantine_table)
 count_set_aside = "SELECT stream, count(*), set_aside_at FROM {table} GROUP BY 1, 3 ORDER BY 3, 1"
 
 
@@ -33,17 +39,28 @@ class RowRepair(msgspec.Struct, frozen=True):
     """Of these, which stay, there are further rows: set aside. Only in a database that enforces no unique keys."""
     moved: list[int] = []
     """These stay, and get new places in the feed, since they stood before their predecessors."""
+    quarantined: list[int] = []
+    """Set aside because the operator asked for it, though intact."""
 
     @property
     def set_aside(self) -> list[int]:
-        return sorted(self.changed + self.behind)
+        return sorted(self.changed + self.behind + self.quarantined)
 
-    def finding(self, stream: str, place: str = set_aside_table) -> Finding:
+    @property
+    def table(self) -> str:
+        """Where the rows go."""
+        return quarantine_table if self.quarantined else set_aside_table
+
+    def finding(self, stream: str, place: str = "") -> Finding:
+        place = place or self.table
         parts = [f"kept: {ranges(self.kept) or 'nothing'}"]
+        if self.quarantined:
+            parts.append(f"quarantined, in {place}: {ranges(self.quarantined)}")
         if self.changed:
             parts.append(f"set aside in {place}: {ranges(self.changed)} (changed)")
         if self.behind:
-            parts.append(f"set aside with them: {ranges(self.behind)} (intact; repair --salvage keeps these)")
+            instead = "intact; 'repair --salvage' in place of a plain repair keeps these"
+            parts.append(f"set aside with them: {ranges(self.behind)} ({instead})")
         if self.doubled:
             parts.append(f"set aside in {place}: further rows of {ranges(self.doubled)}")
         if self.moved:
@@ -52,7 +69,8 @@ class RowRepair(msgspec.Struct, frozen=True):
             parts.append(f"missing: {self.missing}")
         details = {"kept": len(self.kept), "setAside": len(self.set_aside), "missing": self.missing}
         message = f"Events by seq; {'; '.join(parts)}"
-        return Finding(code="log.cut_back", message=message, stream=stream, details=details)
+        code, seq = (QUARANTINED, self.quarantined[0]) if self.quarantined else ("log.cut_back", None)
+        return Finding(code=code, message=message, stream=stream, seq=seq, details=details)
 
 
 def plan_repair(
@@ -91,6 +109,24 @@ def plan_repair(
     behind = sorted(set(intact) - set(kept))
     doubled = [seq for seq in doubled if seq in set(kept)]
     return RowRepair(kept, changed, behind, missing, doubled, _misplaced(kept, places))
+
+
+def plan_quarantine(stream: str, seqs: Iterable[int], damage: RowRepair | None, seq: int) -> RowRepair:
+    """Take one event out of an intact stream that has these seqs; `damage` is what there is to repair in it.
+
+    The events behind it keep their seqs: a database holds streams with gaps.
+
+    Raises:
+        LogDamaged: there is damage.
+        EventNotFound: there is no such event.
+    """
+    if damage is not None:
+        raise LogDamaged(f"The stream {stream!r} is damaged: {repair_first}", stream=stream)
+    kept = list(seqs)
+    if seq not in kept:
+        raise absent_event(stream, seq)
+    kept.remove(seq)
+    return RowRepair(kept, [], [], 0, quarantined=[seq])
 
 
 def _misplaced(seqs: Sequence[int], places: Mapping[int, Place] | None) -> list[int]:

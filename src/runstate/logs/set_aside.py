@@ -1,9 +1,10 @@
 """Files that recovery and repair have set aside: `<name>.<word>-N` beside the file that they were, never overwritten.
 
-torn       what a crash has left of an append
-damaged    a file, or what stood behind the damage in it, as it was before `repair`
-salvaged   events behind the damage that are proven, and that their stream cannot hold
-unproven   which events a salvage has put back although nothing proves their bytes
+torn         what a crash has left of an append
+damaged      a file, or what stood behind the damage in it, as it was before `repair`
+salvaged     events behind the damage that are proven, and that their stream cannot hold
+unproven     which events a salvage has put back although nothing proves their bytes
+quarantined  an intact event that an operator has taken out, and those behind it, as records
 """
 
 from __future__ import annotations
@@ -11,21 +12,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
-from typing import Literal
+from typing import Literal, get_args
 
 from runstate.logs.log import Finding
 from runstate.storage.directories import names_in
 from runstate.storage.disk import Disk
 
 SET_ASIDE = "log.set_aside"
-Word = Literal["torn", "damaged", "salvaged", "unproven"]
-pattern = r"\.(?:torn|damaged|salvaged|unproven)-\d+"
-_name = re.compile(r".+\.(torn|damaged|salvaged|unproven)-\d+")
+Word = Literal["torn", "damaged", "salvaged", "unproven", "quarantined"]
+_words = "|".join(get_args(Word))
+pattern = rf"\.(?:{_words})-\d+"
+_name = re.compile(rf".+\.({_words})-\d+")
 _meaning = {
     "torn": "holds what a crash has left of an append",
     "damaged": "holds what a repair has taken out",
     "salvaged": "holds events behind the damage that are proven, and that their stream cannot hold",
     "unproven": "tells which events a salvage has kept without proof: compare them with a backup",
+    "quarantined": "holds an event that was quarantined, and those behind it; 'runstate append' takes them back",
 }
 _listed_max = 4
 

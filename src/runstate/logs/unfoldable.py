@@ -8,6 +8,7 @@ from typing import Any
 
 from runstate.errors import InvalidEvent, InvalidJson, InvalidTransition, ModelFailed, RunstateError
 from runstate.logs.log import EventLog, Finding, Record
+from runstate.logs.quarantine import way_out
 from runstate.models.model import Alert, AnyModel
 from runstate.models.model_errors import translate_model_errors
 
@@ -48,7 +49,7 @@ def locate(log: EventLog, model: AnyModel, stream: str, after_seq: int, error: R
         except Exception:  # noqa: BLE001 - a model of somebody else may raise anything
             advice = (
                 "If a newer Runstate, or a newer version of the model, wrote it, open the log with that version. "
-                f"'runstate fetch URL {stream} --after {record.seq - 1} --limit 1' shows it"
+                f"{way_out(stream, record.seq)}"
             )
             message = (
                 f"Event {record.seq} of {stream!r} ({record.type}) is intact, and cannot be folded: {error}. {advice}"
@@ -95,9 +96,8 @@ def find_impossible(log: EventLog, model: AnyModel, stream: str, state: Any, aft
 
 def _impossible(stream: str, record: Record, alert: Alert) -> Finding:
     message = (
-        f"{record.type} is intact, and impossible where it stands: {alert.why}. It stays in the log; append the event "
-        f"that corrects it, if the state is not what it should be. 'runstate fetch URL {stream} --after "
-        f"{record.seq - 1} --limit 1' shows it"
+        f"{record.type} is intact, and impossible where it stands: {alert.why}. Append the event that corrects "
+        f"it, if the state is not what it should be. {way_out(stream, record.seq)}"
     )
     details = {"eventId": record.event_id, "refusal": alert.code}
     return Finding(

@@ -93,7 +93,7 @@ def test_an_unknown_kind_is_damage_with_its_seq(cli: Cli) -> None:
     assert "worker:cloned" in found["message"]
 
 
-def test_an_unknown_kind_is_set_aside_as_the_format_page_says(cli: Cli) -> None:
+def test_a_salvage_closes_the_gap_of_an_entry_that_was_deleted_by_hand(cli: Cli) -> None:
     store("wal:log", started, unknown, stopped)
     wal = Path("log/daemon/wal.jsonl")
     Path("kept.jsonl").write_bytes(wal.read_bytes())

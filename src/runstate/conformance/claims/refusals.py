@@ -69,6 +69,7 @@ calls = [
     Call("adopt", lambda log, stream: log.adopt(stream, as_held(stream, notes("x"))), Capability.ADOPT),
     Call("adopt-nothing", lambda log, stream: log.adopt(stream, []), Capability.ADOPT),
     Call("repair", lambda log, stream: log.repair(stream), Capability.REPAIR),
+    Call("quarantine", lambda log, stream: log.repair(stream, quarantine=1), Capability.REPAIR),
 ]
 """Every method that takes a stream."""
 

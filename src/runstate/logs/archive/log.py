@@ -203,7 +203,9 @@ class ArchiveLog(Handle):
     def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         self._refuse_change(stream)
 
-    def repair(self, stream: str, *, dry_run: bool = False, salvage: bool = False) -> list[Finding]:
+    def repair(
+        self, stream: str, *, dry_run: bool = False, salvage: bool = False, quarantine: int = 0
+    ) -> list[Finding]:
         raise refuse(Capability.REPAIR, "archive")
 
     def feed(self, *, after: Position | None = None, limit: int = 1000) -> FeedPage:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 
 from runstate.errors import AppendOutcomeUnknown, LogBusy, LogDamaged
+from runstate.logs.decimal_positions import decimal_position
 from runstate.logs.dynamodb.items import (
     Entry,
     Head,
@@ -30,7 +31,7 @@ from runstate.logs.dynamodb.items import (
 from runstate.logs.dynamodb.reading import intact_part, records_between
 from runstate.logs.dynamodb.refusals import Refused
 from runstate.logs.dynamodb.table import Action, Item, Table, absent, actions_max, equal, pause
-from runstate.logs.log import FeedPage, Position, Record, decimal_position
+from runstate.logs.log import FeedPage, Position, Record
 
 _marks_at_once = (actions_max - 1) // 2
 _entries_page = 100

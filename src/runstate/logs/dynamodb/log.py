@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from threading import Lock
 from typing import TypeVar
 from zlib import crc32
@@ -195,10 +196,13 @@ class DynamoLog(Handle):
         self._check_open()
         yield from verify_rest(self._table)
 
-    def repair(self, stream: str, *, dry_run: bool = False, salvage: bool = False) -> list[Finding]:
+    def repair(
+        self, stream: str, *, dry_run: bool = False, salvage: bool = False, quarantine: int = 0
+    ) -> list[Finding]:
         check_stream(stream)
         self._check_open()
-        return self._in_turn(stream, lambda _: repair_stream(self._table, stream, dry_run=dry_run, salvage=salvage))
+        repair = partial(repair_stream, stream=stream, dry_run=dry_run, salvage=salvage, quarantine=quarantine)
+        return self._in_turn(stream, lambda _: repair(self._table))
 
     def put_blob(self, data: bytes) -> BlobRef:
         self._check_open()

@@ -37,7 +37,11 @@ from runstate.logs.dynamodb.refusals import Refused
 from runstate.logs.dynamodb.table import Action, Item, Table, absent, actions_max, chunks, encoded, equal
 from runstate.logs.dynamodb.verify import verify_stream
 from runstate.logs.log import Finding, Record, now
-from runstate.logs.row_repair import RowRepair, plan_repair
+from runstate.logs.record_json import encode_record
+from runstate.logs.row_repair import RowRepair, plan_quarantine, plan_repair
+
+_record_chars_max = 90_000
+"""A longer record stands in its page alone: an item of DynamoDB ends at 400 KB."""
 
 
 class _Found(msgspec.Struct):
@@ -53,11 +57,12 @@ class _Found(msgspec.Struct):
     records: dict[int, Record] = {}
 
 
-def repair_stream(table: Table, stream: str, *, dry_run: bool, salvage: bool) -> list[Finding] | None:
+def repair_stream(table: Table, stream: str, *, dry_run: bool, salvage: bool, quarantine: int) -> list[Finding] | None:
     """What was done, or would be. None: another writer was faster, and nothing was done; begin again.
 
     Raises:
         StreamNotFound: there is no such stream, and nothing is left of one.
+        EventNotFound, LogDamaged: as `plan_quarantine`.
     """
     found = _find(table, stream)
     others = [finding for finding in verify_stream(table, stream) if not finding.code.startswith("snapshot.")]
@@ -71,6 +76,8 @@ def repair_stream(table: Table, stream: str, *, dry_run: bool, salvage: bool) ->
         is_head_sound=head is not None,
         is_rest_sound=not others,
     )
+    if quarantine:
+        plan = plan_quarantine(stream, (seq for seq, _ in found.rows), plan, quarantine)
     if plan is None or (not dry_run and not _rewrite(table, found, plan)):
         return None if plan else []
     return [plan.finding(stream, f"the items whose pk is {found.id}")]
@@ -128,7 +135,10 @@ def _read(table: Table, found: _Found, *, salvage: bool) -> None:
 def _rewrite(table: Table, found: _Found, plan: RowRepair) -> bool:
     """Write what is kept under another number, then make it the stream in one step. False: somebody was faster."""
     new_id, token = secrets.token_hex(16), secrets.token_hex(16)
-    note = {"stream": found.stream, "events": len(plan.set_aside), "at": now()}
+    note: Item = {"stream": found.stream, "events": len(plan.set_aside), "at": now()}
+    for seq in plan.quarantined:
+        record = encode_record(found.records[seq]).decode()
+        note |= {"quarantined": seq} | ({"record": record} if len(record) < _record_chars_max else {})
     # First: what an interrupted repair leaves is not forgotten.
     table.transact([table.put({"pk": set_aside, "sk": new_id, **note, "events": len(plan.kept)})])
     records = [found.records[seq] for seq in plan.kept]

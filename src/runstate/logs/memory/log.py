@@ -13,6 +13,7 @@ import msgspec
 from runstate.errors import BlobNotFound, InvalidUrl, LogClosed, StreamNotFound
 from runstate.logs.adoption import check_records, key_taken, new_records
 from runstate.logs.blob_collection import Collected, mark_blobs
+from runstate.logs.decimal_positions import decimal_position
 from runstate.logs.log import (
     AppendResult,
     BlobRef,
@@ -28,7 +29,6 @@ from runstate.logs.log import (
     check_expected,
     check_limit,
     check_same_stream,
-    decimal_position,
     is_outdated,
     is_same_stream,
     now,
@@ -191,7 +191,9 @@ class MemoryLog:
     def verify_rest(self) -> Iterator[Finding]:
         return self.verify()
 
-    def repair(self, stream: str, *, dry_run: bool = False, salvage: bool = False) -> list[Finding]:
+    def repair(
+        self, stream: str, *, dry_run: bool = False, salvage: bool = False, quarantine: int = 0
+    ) -> list[Finding]:
         raise refuse(Capability.REPAIR, "memory")
 
     def put_blob(self, data: bytes) -> BlobRef:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from runstate.logs.log import Head
 from runstate.logs.set_aside import pattern as set_aside
 from runstate.logs.stream_directories import LOCKS, directory_name
+from runstate.storage.directories import names_in
 from runstate.storage.disk import TEMP, Disk
 from runstate.storage.target_directory import remove_own
 
@@ -22,6 +23,7 @@ ORCHESTRATOR_LOCK = ".orchestrator.lock"
 _file = r"(events\.ndjson|index\.json|keys\.idx|snapshot(\.[^/]+)?\.json)"
 own_files = re.compile(rf"{_file}({TEMP})?|events\.pending|\.orchestrator\.lock")
 """The files of a run's directory that an archive need not keep: the log's, and the orchestrator's lock."""
+_snapshot = re.compile(r"snapshot(\.[^/]+)?\.json")
 _temporary = re.compile(_file + TEMP)
 evidence_files = re.compile(rf"{_file}({set_aside})?|events\.pending")
 """The files of a run's directory that may refer to blobs."""
@@ -69,6 +71,10 @@ class RunFiles:
 @lru_cache(maxsize=16)  # Whoever goes through a fleet asks several times for one run before the next.
 def run_files(root: PurePath, stream: str) -> RunFiles:
     return RunFiles(stream, root, directory_name(stream))
+
+
+def snapshot_names(disk: Disk, files: RunFiles) -> list[str]:
+    return [name for name in names_in(disk, files.home) if _snapshot.fullmatch(name)]
 
 
 def guessed(stream: str) -> Head:

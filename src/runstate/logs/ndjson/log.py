@@ -251,16 +251,19 @@ class NdjsonLog(StreamwiseLog, FileBlobs):
             yield from self._blobs.verify()
             yield from verify_tombstones(self._disk, self.root)
 
-    def repair(self, stream: str, *, dry_run: bool = False, salvage: bool = False) -> list[Finding]:
+    def repair(
+        self, stream: str, *, dry_run: bool = False, salvage: bool = False, quarantine: int = 0
+    ) -> list[Finding]:
         check_file_stream(stream)
         self._check_exists(stream)
+        change = partial(repair, self._disk, is_salvage=salvage, quarantine=quarantine)
         if dry_run:
             with translated():
-                return repair(self._disk, self._files(stream), [], dry_run=True, is_salvage=salvage)
+                return change(self._files(stream), [], dry_run=True)
         with self._turn(stream) as run:
             run.forget()
             self._marks.forget(stream)
-            return repair(self._disk, run.files, self.recoveries, dry_run=False, is_salvage=salvage)
+            return change(run.files, self.recoveries, dry_run=False)
 
     def _beside_events(self) -> Iterator[bytes]:
         for stream in self._names(""):

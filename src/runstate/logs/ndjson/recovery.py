@@ -197,6 +197,14 @@ def chunks(file: File, start: int, end: int) -> Iterator[bytes]:
         start += len(chunk)
 
 
+def drop_announcement(disk: Disk, files: RunFiles) -> None:
+    """Make sure that an old announcement does not come back with a power cut. It is called before a file is cut: inside
+    the append that was announced, what is left would pass for an unfinished one."""
+    with suppress(FileNotFoundError), closing(disk.open(files.pending)) as pending:
+        pending.truncate(0)
+        pending.sync()
+
+
 def _forget_announcement(disk: Disk, files: RunFiles) -> None:
     """An old announcement must not be taken for one of the bytes that come next."""
     try:

@@ -13,6 +13,7 @@ from runstate.errors import LogDamaged
 from runstate.logs.log import Finding
 from runstate.logs.ndjson.files import EVENTS, INDEX, RunFiles
 from runstate.logs.ndjson.index import read_index
+from runstate.logs.ndjson.quarantine import quarantine_event
 from runstate.logs.ndjson.reading import (
     EVENT_CHANGED,
     EVENTS_MISSING,
@@ -22,7 +23,7 @@ from runstate.logs.ndjson.reading import (
     extent,
     missing_events,
 )
-from runstate.logs.ndjson.recovery import chunks, find_tail, keep, load, logger, write_chunks
+from runstate.logs.ndjson.recovery import chunks, drop_announcement, find_tail, keep, load, logger, write_chunks
 from runstate.logs.ndjson.salvage import Piece, Salvaged, read_piece, salvage_behind
 from runstate.logs.set_aside import free_number
 from runstate.storage.disk import Disk, File
@@ -76,13 +77,17 @@ class RepairPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def repair(
-    disk: Disk, files: RunFiles, report: list[Finding], *, dry_run: bool, is_salvage: bool = False
+    disk: Disk, files: RunFiles, report: list[Finding], *, dry_run: bool, is_salvage: bool = False, quarantine: int = 0
 ) -> list[Finding]:
     """Cut a damaged run back to what is intact or proven, having kept the whole file. The caller holds the run's lock.
+
+    With `quarantine`: see `quarantine_event`.
 
     Raises:
         OSError: nothing that is intact was touched.
     """
+    if quarantine:
+        return quarantine_event(disk, files, quarantine, report, dry_run=dry_run)
     findings: list[Finding] = []
     try:
         with closing(disk.open(files.events, read_only=dry_run)) as file:
@@ -170,6 +175,7 @@ def _carry_out(disk: Disk, files: RunFiles, file: File, plan: RepairPlan) -> Non
     # The index knows checksums of what is cut off now. It is rebuilt; a mistaken one would accuse the rest.
     with suppress(FileNotFoundError):
         disk.remove(files.index)
+    drop_announcement(disk, files)
     if not plan.held:
         file.truncate(plan.offset)
         file.sync()

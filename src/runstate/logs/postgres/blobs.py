@@ -13,7 +13,7 @@ from runstate.logs.blob_refs import mentioned_refs
 from runstate.logs.log import BlobRef
 from runstate.logs.postgres.arrays import Texts
 from runstate.logs.postgres.transactions import Connection, changes, write_for_standby
-from runstate.logs.row_repair import set_aside_table
+from runstate.logs.row_repair import aside_tables
 
 # What was put again counts as new, so that it stays until its event is stored.
 _put = f"""
@@ -55,9 +55,10 @@ def check_sees_all(connection: Connection) -> None:
 
 def mark_set_aside(connection: Connection, marked: Marked) -> None:
     """Mark what the events that repairs have set aside refer to."""
-    if connection.execute(_has_set_aside, (connection.schema, set_aside_table)).fetchone():
-        for (body,) in connection.execute(f"SELECT body FROM $schema.{set_aside_table}", binary=True):
-            marked.refs.update(mentioned_refs(body))
+    for table in aside_tables:
+        if connection.execute(_has_set_aside, (connection.schema, table)).fetchone():
+            for (body,) in connection.execute(f"SELECT body FROM $schema.{table}", binary=True):
+                marked.refs.update(mentioned_refs(body))
 
 
 def collect(connection: Connection, marked: Marked, *, dry_run: bool) -> Collected:

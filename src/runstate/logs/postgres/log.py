@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar
 
 from psycopg.types.numeric import Int8
@@ -306,11 +307,14 @@ class PostgresLog(Handle):
         except ConnectionLost as lost:
             raise LogFailed(str(lost)) from lost
 
-    def repair(self, stream: str, *, dry_run: bool = False, salvage: bool = False) -> list[Finding]:
+    def repair(
+        self, stream: str, *, dry_run: bool = False, salvage: bool = False, quarantine: int = 0
+    ) -> list[Finding]:
         check_stream(stream)
         self._check_open()
         check_migrated(self._version)
-        return self._change_stream(lambda c: repair_stream(c, stream, dry_run=dry_run, salvage=salvage), "repaired")
+        repair = partial(repair_stream, stream=stream, dry_run=dry_run, salvage=salvage, quarantine=quarantine)
+        return self._change_stream(repair, "repaired")
 
     def put_blob(self, data: bytes) -> BlobRef:
         self._check_open()

@@ -9,16 +9,16 @@ from runstate.logs.log import Finding, now
 from runstate.logs.postgres.arrays import Numbers
 from runstate.logs.postgres.transactions import Connection
 from runstate.logs.postgres.verify import read_placed
-from runstate.logs.row_repair import RowRepair, plan_repair, set_aside_table
+from runstate.logs.row_repair import RowRepair, plan_quarantine, plan_repair
 from runstate.logs.stored_rows import Ends
 
 _columns = "position, transaction, stream_id, seq, event_id, type, key, tenant, emitted_at, persisted_at, crc, body"
 _create = f"""
-CREATE TABLE IF NOT EXISTS $schema.{set_aside_table} AS
+CREATE TABLE IF NOT EXISTS $schema.{{table}} AS
 SELECT {_columns}, ''::text AS stream, ''::text AS set_aside_at FROM $schema.events WHERE false
 """
 _keep = f"""
-INSERT INTO $schema.{set_aside_table} ({_columns}, stream, set_aside_at)
+INSERT INTO $schema.{{table}} ({_columns}, stream, set_aside_at)
 SELECT {_columns}, %s, %s FROM $schema.events WHERE stream_id = %s AND seq = ANY(%s)
 """
 _head = """
@@ -39,11 +39,14 @@ OVERRIDING SYSTEM VALUE SELECT %(id)s, %(stream)s, %(model)s, %(last_seq)s, %(ev
 """
 
 
-def repair_stream(connection: Connection, stream: str, *, dry_run: bool, salvage: bool) -> list[Finding]:
+def repair_stream(
+    connection: Connection, stream: str, *, dry_run: bool, salvage: bool, quarantine: int
+) -> list[Finding]:
     """What was done, or would be. The caller has begun a transaction.
 
     Raises:
         StreamNotFound: there is no such stream.
+        EventNotFound, LogDamaged: as `plan_quarantine`.
     """
     head = connection.execute(_head, (stream,)).fetchone()
     if head is None:
@@ -59,6 +62,8 @@ def repair_stream(connection: Connection, stream: str, *, dry_run: bool, salvage
         is_rest_sound=ends.fit(*columns),
         places={seq: place for seq, _, place in rows},
     )
+    if quarantine:
+        plan = plan_quarantine(stream, (seq for seq, _, _ in rows), plan, quarantine)
     if plan is None:
         return []
     if not dry_run:
@@ -72,8 +77,8 @@ def repair_stream(connection: Connection, stream: str, *, dry_run: bool, salvage
 
 def _set_aside(connection: Connection, stream_id: int, stream: str, plan: RowRepair) -> None:
     seqs = Numbers(plan.set_aside)
-    connection.execute(_create)
-    connection.execute(_keep, (stream, now(), stream_id, seqs))
+    connection.execute(_create.format(table=plan.table))
+    connection.execute(_keep.format(table=plan.table), (stream, now(), stream_id, seqs))
     # The head goes first: a trigger refuses to delete events of a stream that is there.
     connection.execute("DELETE FROM $schema.streams WHERE id = %s", (stream_id,))
     connection.execute("DELETE FROM $schema.snapshots WHERE stream_id = %s", (stream_id,))

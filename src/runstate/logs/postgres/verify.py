@@ -9,7 +9,7 @@ from psycopg.types.numeric import Int8
 from runstate.logs.blob_refs import changed_blob
 from runstate.logs.log import Finding, StoredSnapshot
 from runstate.logs.postgres.transactions import Connection
-from runstate.logs.row_repair import count_set_aside, set_aside_findings, set_aside_table
+from runstate.logs.row_repair import aside_tables, count_set_aside, set_aside_findings
 from runstate.logs.stored_rows import (
     Ends,
     head_finding,
@@ -65,9 +65,10 @@ def verify_rest(connection: Connection) -> Iterator[Finding]:
     connection.execute("SET LOCAL enable_seqscan = on; SET LOCAL enable_hashjoin = on")
     yield from _strays(connection)
     yield from _changed_blobs(connection)
-    if connection.execute(_has_set_aside, (connection.schema, set_aside_table)).fetchone():
-        table = f"$schema.{set_aside_table}"
-        yield from set_aside_findings(connection.execute(count_set_aside.format(table=table)).fetchall())
+    for table in aside_tables:
+        if connection.execute(_has_set_aside, (connection.schema, table)).fetchone():
+            counts = connection.execute(count_set_aside.format(table=f"$schema.{table}")).fetchall()
+            yield from set_aside_findings(counts, table)
     connection.execute("ROLLBACK")
 
 

@@ -40,9 +40,9 @@ from runstate.logs.log import (
 from runstate.logs.segments.collection import Holds, collect
 from runstate.logs.segments.compaction import Limits
 from runstate.logs.segments.files import BLOBS, EVENTS, MANIFEST, SESSIONS, SessionFiles, own_files
+from runstate.logs.segments.quarantine import change_session, plan_change
 from runstate.logs.segments.reading import Reader, Recent
 from runstate.logs.segments.recovery import settle, would_settle
-from runstate.logs.segments.repair import carry_out, plan_repair
 from runstate.logs.segments.session import Session
 from runstate.logs.segments.snapshots import Kept, read_snapshot, write_snapshot
 from runstate.logs.segments.verify import verify_session
@@ -258,7 +258,9 @@ class SegmentsLog(Handle):
             yield from self._holds.blobs.verify()
             yield from verify_tombstones(self._disk, self.root)
 
-    def repair(self, stream: str, *, dry_run: bool = False, salvage: bool = False) -> list[Finding]:
+    def repair(
+        self, stream: str, *, dry_run: bool = False, salvage: bool = False, quarantine: int = 0
+    ) -> list[Finding]:
         check_file_stream(stream)
         self._check_open()
         files = SessionFiles(stream, self.root)
@@ -266,14 +268,12 @@ class SegmentsLog(Handle):
             if not names_in(self._disk, files.home):
                 raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
             if dry_run:
-                plan = plan_repair(self._disk, files, self._holds.has, is_salvage=salvage)
+                plan = plan_change(self._disk, files, self._holds.has, is_salvage=salvage, quarantine=quarantine)
                 return would_settle(self._disk, files) if plan is None else [plan.finding()]
         with self._turn(stream) as session, session.locked():
-            plan = plan_repair(self._disk, files, self._holds.has, is_salvage=salvage)
+            plan = plan_change(self._disk, files, self._holds.has, is_salvage=salvage, quarantine=quarantine)
             session.forget()
-            findings = [] if plan is None else [plan.finding()]
-            if plan is not None:
-                carry_out(self._disk, files, plan)
+            findings = change_session(self._disk, files, plan)
             session.reader.look()
             settle(session.reader, findings)
             self.recoveries += findings

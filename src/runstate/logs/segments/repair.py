@@ -110,25 +110,30 @@ def plan_repair(
         pins = _pins(files.stream, evidence, found, has_blob)
         return RepairPlan(
             stream=files.stream, spot=spot, segments=found.segments, pins=pins, written=found.written,
-            aside=_aside(disk, files, found.segments, found.written), number=number, had=had,
+            aside=files_aside(disk, files, found.segments, found.written), number=number, had=had,
             unproven=found.unproven, behind=found.behind,
         )  # fmt: skip
     kept = [segment for segment in manifest.segments if segment.last < spot.intact]
     events = kept[-1].last + 1 if kept else 0
+    written = written_apart(disk, files, kept)
+    guessable = sum(index not in evidence.proven for index in range(events, found.events))
+    return RepairPlan(
+        stream=files.stream, spot=spot, segments=kept,
+        pins=[pin for pin in manifest.pins.values() if pin.index < events], written=written,
+        aside=files_aside(disk, files, kept, written), number=number, had=had,
+        salvageable=max(0, found.events - events), guessable=guessable,
+    )  # fmt: skip
+
+
+def written_apart(disk: Disk, files: SessionFiles, kept: list[Segment]) -> dict[str, bytes]:
+    """New files, by name: what is kept stands in files of its own, not in one that a damaged line may have told of."""
     written = {}
-    # What is kept stands in files of its own, not in one that a damaged line may have told of.
     for segment in kept:
         if not disk.exists(files.events / segment.name):
             data = in_merged(disk, files, kept, segment)
             if data is not None:
                 written[segment.name] = data
-    guessable = sum(index not in evidence.proven for index in range(events, found.events))
-    return RepairPlan(
-        stream=files.stream, spot=spot, segments=kept,
-        pins=[pin for pin in manifest.pins.values() if pin.index < events], written=written,
-        aside=_aside(disk, files, kept, written), number=number, had=had,
-        salvageable=max(0, found.events - events), guessable=guessable,
-    )  # fmt: skip
+    return written
 
 
 def carry_out(disk: Disk, files: SessionFiles, plan: RepairPlan) -> None:
@@ -142,9 +147,7 @@ def carry_out(disk: Disk, files: SessionFiles, plan: RepairPlan) -> None:
         write_new(disk, files.home / plan.note, msgspec.json.encode({"unprovenSeqs": plan.unproven}) + b"\n")
     disk.sync_directory(files.home)
     for name, data in plan.written.items():
-        if disk.exists(files.events / name):  # It is set aside, and its place is taken.
-            write_new(disk, files.events / f"{name}{plan.suffix}", disk.read(files.events / name))
-        replace_durably(disk, files.events / name, data)
+        write_segment(disk, files, name, data, plan.suffix)
     # Segments next: were the manifest cut first, the one behind its end would pass for an append that never happened.
     for path in plan.aside:
         name = path.removeprefix(f"{EVENTS}/")
@@ -152,12 +155,19 @@ def carry_out(disk: Disk, files: SessionFiles, plan: RepairPlan) -> None:
             disk.rename(files.events / name, files.events / f"{name}{plan.suffix}")
     if disk.exists(files.events):
         disk.sync_directory(files.events)
-    _remove_snapshots_behind(disk, files, plan.events)
+    remove_snapshots_behind(disk, files, plan.events)
     replace_durably(disk, files.manifest, Manifest().written([*plan.segments, *plan.pins]))
     logger.warning("%s: %s", files.stream, plan.finding().message)
 
 
-def _aside(disk: Disk, files: SessionFiles, kept: list[Segment], written: dict[str, bytes]) -> list[str]:
+def write_segment(disk: Disk, files: SessionFiles, name: str, data: bytes, suffix: str) -> None:
+    """Write a segment's file. One of that name is set aside, and its place is taken."""
+    if disk.exists(files.events / name):
+        write_new(disk, files.events / f"{name}{suffix}", disk.read(files.events / name))
+    replace_durably(disk, files.events / name, data)
+
+
+def files_aside(disk: Disk, files: SessionFiles, kept: list[Segment], written: dict[str, bytes]) -> list[str]:
     standing = {segment.name for segment in kept} - written.keys()
     segments = [name for name in names_in(disk, files.events) if span_of(name) is not None and name not in standing]
     return [*([MANIFEST] if disk.exists(files.manifest) else []), *(f"{EVENTS}/{name}" for name in segments)]
@@ -175,7 +185,7 @@ def _pins(stream: str, evidence: Evidence, found: Salvage, has_blob: Callable[[B
     return list(pins.values())
 
 
-def _remove_snapshots_behind(disk: Disk, files: SessionFiles, events: int) -> None:
+def remove_snapshots_behind(disk: Disk, files: SessionFiles, events: int) -> None:
     """Snapshots of events that are cut off must not be believed when others have come in their place."""
     for model in snapshot_models(disk, files):
         found = read_snapshot(disk, files, model)

@@ -9,6 +9,7 @@ from itertools import accumulate
 import msgspec
 
 from runstate.errors import LogDamaged
+from runstate.logs.blob_refs import MISSING, blob_finding
 from runstate.logs.frames import Damage
 from runstate.logs.log import BlobRef, Finding
 from runstate.logs.segments.damage import SEGMENT_DAMAGED, Spot, damage_finding, spot_of
@@ -58,9 +59,7 @@ def verify_session(disk: Disk, files: SessionFiles, has_blob: Callable[[BlobRef]
         yield from _snapshots(Reader(disk, files, Recent()), kept, manifest)
     for pin in manifest.pins.values():
         if not has_blob(pin.ref):
-            message = f"Event {pin.index} refers to the blob {pin.ref}, which is gone"
-            details = {"ref": pin.ref}
-            yield Finding(code="blob.missing", message=message, stream=files.stream, seq=pin.index + 1, details=details)
+            yield blob_finding(MISSING, files.stream, pin.index + 1, pin.ref)
     yield from list_set_aside(disk, files.stream, files.home, EVENTS)
 
 

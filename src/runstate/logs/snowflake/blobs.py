@@ -6,12 +6,13 @@ was put meanwhile. A blob without a time was put by an earlier version: a collec
 
 from __future__ import annotations
 
+from contextlib import suppress
 from time import time
 
 from runstate.logs.blob_collection import Collected, Marked, refresh_s
 from runstate.logs.blob_refs import mentioned_refs
 from runstate.logs.log import BlobRef
-from runstate.logs.row_repair import set_aside_table
+from runstate.logs.row_repair import aside_tables
 from runstate.logs.snowflake.connections import NoSuchTable, Session
 
 blob_part_bytes = 2 * 1024 * 1024
@@ -40,11 +41,10 @@ def put(session: Session, name: str, data: bytes) -> None:
 
 def mark_set_aside(session: Session, marked: Marked) -> None:
     """Mark what the events that repairs have set aside refer to."""
-    try:
-        for (body,) in session.each(f"SELECT body FROM {set_aside_table}"):
-            marked.refs.update(mentioned_refs(body))
-    except NoSuchTable:
-        return  # It is made by the first repair.
+    for table in aside_tables:
+        with suppress(NoSuchTable):  # It is made by the first repair.
+            for (body,) in session.each(f"SELECT body FROM {table}"):
+                marked.refs.update(mentioned_refs(body))
 
 
 def collect(session: Session, marked: Marked, *, dry_run: bool) -> Collected:

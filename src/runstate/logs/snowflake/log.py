@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from runstate.logs.adoption import check_records
 from runstate.logs.blob_collection import Collected, mark_blobs
 from runstate.logs.blob_refs import blob_digest, checked_blob
 from runstate.logs.bulk import Answer, Batch
+from runstate.logs.decimal_positions import decimal_position
 from runstate.logs.handle import Handle
 from runstate.logs.log import (
     AppendResult,
@@ -40,7 +42,6 @@ from runstate.logs.log import (
     check_expected,
     check_limit,
     check_same_stream,
-    decimal_position,
     is_outdated,
     is_same_stream,
 )
@@ -301,16 +302,18 @@ class SnowflakeLog(Handle):
         self._check_open()
         yield from self._connections.run(rest_findings)
 
-    def repair(self, stream: str, *, dry_run: bool = False, salvage: bool = False) -> list[Finding]:
+    def repair(
+        self, stream: str, *, dry_run: bool = False, salvage: bool = False, quarantine: int = 0
+    ) -> list[Finding]:
         check_stream(stream)
         self._check_open()
-        plan = self._connections.run(lambda session: plan_stream(session, stream, salvage=salvage))
+        plan = self._connections.run(partial(plan_stream, stream=stream, salvage=salvage, quarantine=quarantine))
         if plan is None or dry_run:
             return [] if plan is None else [plan.finding(stream)]
         check_migrated(self._version)
         # By itself: DDL would commit the transaction.
-        self._connections.run(lambda session: session.change(create_set_aside))
-        return self._writer.alone(1, lambda session: repair_stream(session, stream, salvage=salvage))
+        self._connections.run(lambda session: session.change(create_set_aside.format(table=plan.table)))
+        return self._writer.alone(1, partial(repair_stream, stream=stream, salvage=salvage, quarantine=quarantine))
 
     def put_blob(self, data: bytes) -> BlobRef:
         self._check_open()

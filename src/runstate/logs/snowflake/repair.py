@@ -6,25 +6,33 @@ Nothing in Snowflake keeps a stream from having two rows at one seq, two heads, 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import msgspec
 
 from runstate.errors import LogDamaged, StreamNotFound
 from runstate.logs.log import Finding, now
-from runstate.logs.row_repair import RowRepair, count_set_aside, plan_repair, set_aside_findings, set_aside_table
+from runstate.logs.row_repair import (
+    RowRepair,
+    aside_tables,
+    count_set_aside,
+    plan_quarantine,
+    plan_repair,
+    set_aside_findings,
+)
 from runstate.logs.snowflake.appends import checked_columns, insert_heads, read_row, write_rows
 from runstate.logs.snowflake.connections import NoSuchTable, Row, Session
 from runstate.logs.stored_rows import Ends
 
-create_set_aside = f"""
-CREATE TABLE IF NOT EXISTS {set_aside_table} (
+create_set_aside = """
+CREATE TABLE IF NOT EXISTS {table} (
     position NUMBER(38, 0), stream VARCHAR, seq NUMBER(38, 0), event_id VARCHAR, type VARCHAR, key VARCHAR,
     tenant VARCHAR, emitted_at VARCHAR, persisted_at VARCHAR, crc NUMBER(38, 0), body BINARY, set_aside_at VARCHAR
 )
 """
 _columns = "position, stream, seq, event_id, type, key, tenant, emitted_at, persisted_at, crc, body"
 _places = "stream = ? AND seq IN (SELECT value::NUMBER(38, 0) FROM TABLE(FLATTEN(INPUT => PARSE_JSON(?))))"
-_keep = f"INSERT INTO {set_aside_table} ({_columns}, set_aside_at) SELECT {_columns}, ? FROM events WHERE {_places}"
+_keep = f"INSERT INTO {{table}} ({_columns}, set_aside_at) SELECT {_columns}, ? FROM events WHERE {_places}"
 _heads = """
 SELECT last_seq, events, model, tenant, first_persisted_at, last_persisted_at FROM streams WHERE stream = ?
 ORDER BY last_seq DESC, events DESC
@@ -34,10 +42,11 @@ _some_rows = f"SELECT {checked_columns} FROM events WHERE {_places} ORDER BY seq
 _gate = "SELECT last_position FROM runstate_log"
 
 
-def plan_stream(session: Session, stream: str, *, salvage: bool) -> RowRepair | None:
+def plan_stream(session: Session, stream: str, *, salvage: bool, quarantine: int) -> RowRepair | None:
     """
     Raises:
         StreamNotFound: there is no such stream, not even a row of it.
+        EventNotFound, LogDamaged: as `plan_quarantine`.
     """
     heads = session.rows(_heads, stream)
     ends = Ends()
@@ -45,24 +54,26 @@ def plan_stream(session: Session, stream: str, *, salvage: bool) -> RowRepair | 
     if not heads and not rows:
         raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
     if len(heads) != 1:
-        return plan_repair(rows, 0, 0, salvage=salvage, is_head_sound=False)
-    last_seq, events, _, *columns = heads[0]
-    return plan_repair(rows, last_seq, events, salvage=salvage, is_rest_sound=ends.fit(*columns))
+        plan = plan_repair(rows, 0, 0, salvage=salvage, is_head_sound=False)
+    else:
+        last_seq, events, _, *columns = heads[0]
+        plan = plan_repair(rows, last_seq, events, salvage=salvage, is_rest_sound=ends.fit(*columns))
+    return plan_quarantine(stream, (seq for seq, _ in rows), plan, quarantine) if quarantine else plan
 
 
-def repair_stream(session: Session, stream: str, *, salvage: bool) -> list[Finding]:
+def repair_stream(session: Session, stream: str, *, salvage: bool, quarantine: int) -> list[Finding]:
     """What was done. The caller holds the gate, has taken one position, and has made the table for what is set aside.
 
     Raises:
-        StreamNotFound: there is no such stream, not even a row of it.
+        StreamNotFound, EventNotFound, LogDamaged: as `plan_stream`.
     """
-    plan = plan_stream(session, stream, salvage=salvage)
+    plan = plan_stream(session, stream, salvage=salvage, quarantine=quarantine)
     if plan is None:
         return []
     heads = session.rows(_heads, stream)
     once = list(_first_intact(session.rows(_some_rows, stream, _json(plan.doubled))))
     seqs = _json(sorted({*plan.set_aside, *plan.doubled}))
-    session.change(_keep, now(), stream, seqs)
+    session.change(_keep.format(table=plan.table), now(), stream, seqs)
     for table in ("streams", "snapshots"):
         session.change(f"DELETE FROM {table} WHERE stream = ?", stream)
     session.change(f"DELETE FROM events WHERE {_places}", stream, seqs)
@@ -80,10 +91,11 @@ def repair_stream(session: Session, stream: str, *, salvage: bool) -> list[Findi
 
 def set_aside(session: Session) -> list[Finding]:
     """What earlier repairs have set aside."""
-    try:
-        return list(set_aside_findings(session.rows(count_set_aside.format(table=set_aside_table))))
-    except NoSuchTable:
-        return []
+    found: list[Finding] = []
+    for table in aside_tables:
+        with suppress(NoSuchTable):  # It is made by the first repair.
+            found += set_aside_findings(session.rows(count_set_aside.format(table=table)), table)
+    return found
 
 
 def _intact(rows: Iterator[Row], ends: Ends) -> Iterator[tuple[int, bool]]:

@@ -11,7 +11,7 @@ from time import time
 from runstate.logs.blob_collection import Collected, Marked, refresh_s
 from runstate.logs.blob_refs import mentioned_refs
 from runstate.logs.log import BlobRef
-from runstate.logs.row_repair import set_aside_table
+from runstate.logs.row_repair import aside_tables
 
 puts_table = "blob_puts"
 _make_puts = f"""
@@ -33,8 +33,9 @@ def put(connection: sqlite3.Connection, name: str, data: bytes) -> None:
 
 def mark_set_aside(reader: sqlite3.Connection, marked: Marked) -> None:
     """Mark what the events that repairs have set aside refer to."""
-    if reader.execute(_exists, (set_aside_table,)).fetchone():
-        for (body,) in reader.execute(f"SELECT body FROM {set_aside_table}"):
+    there = [table for table in aside_tables if reader.execute(_exists, (table,)).fetchone()]
+    for table in there:
+        for (body,) in reader.execute(f"SELECT body FROM {table}"):
             marked.refs.update(mentioned_refs(body if isinstance(body, bytes) else str(body).encode()))
 
 

@@ -12,6 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from runstate.logs.adoption import check_records
 from runstate.logs.blob_collection import Collected, mark_blobs
 from runstate.logs.blob_refs import blob_digest, checked_blob
 from runstate.logs.bulk import Answer, Batch
+from runstate.logs.decimal_positions import decimal_position
 from runstate.logs.handle import Handle
 from runstate.logs.log import (
     AppendResult,
@@ -40,7 +42,6 @@ from runstate.logs.log import (
     StreamInfo,
     Tombstone,
     check_limit,
-    decimal_position,
 )
 from runstate.logs.snapshotting import MakeSnapshot
 from runstate.logs.sqlite import blobs, queries
@@ -297,15 +298,16 @@ class SqliteLog(Handle):
     def verify_rest(self) -> Iterator[Finding]:
         yield from self._read(lambda reader: list(verify_rest(reader)))
 
-    def repair(self, stream: str, *, dry_run: bool = False, salvage: bool = False) -> list[Finding]:
+    def repair(
+        self, stream: str, *, dry_run: bool = False, salvage: bool = False, quarantine: int = 0
+    ) -> list[Finding]:
         check_stream(stream)
         self._check_open()
+        repair = partial(repair_stream, stream=stream, dry_run=dry_run, salvage=salvage, quarantine=quarantine)
         if dry_run:
-            return self._read(lambda reader: repair_stream(reader, stream, dry_run=True, salvage=salvage))
+            return self._read(repair)
         done: list[Finding] = []
-        self._writing().work(
-            lambda connection: done.extend(repair_stream(connection, stream, dry_run=False, salvage=salvage))
-        )
+        self._writing().work(lambda connection: done.extend(repair(connection)))
         return done
 
     def put_blob(self, data: bytes) -> BlobRef:

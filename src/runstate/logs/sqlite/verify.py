@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from runstate.logs.blob_refs import changed_blob
 from runstate.logs.log import Finding, StoredSnapshot
-from runstate.logs.row_repair import count_set_aside, set_aside_findings, set_aside_table
+from runstate.logs.row_repair import aside_tables, count_set_aside, set_aside_findings
 from runstate.logs.sqlite.damaged_text import any_text
 from runstate.logs.stored_rows import (
     Ends,
@@ -64,8 +64,9 @@ def _rest(reader: sqlite3.Connection) -> Iterator[Finding]:
             code="sqlite.orphan_events",
             message=f"{count} events belong to stream number {stream_id}, which is not there",
         )
-    if reader.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (set_aside_table,)).fetchone():
-        yield from set_aside_findings(reader.execute(count_set_aside.format(table=set_aside_table)).fetchall())
+    for table in aside_tables:
+        if reader.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
+            yield from set_aside_findings(reader.execute(count_set_aside.format(table=table)).fetchall(), table)
     for name, data in reader.execute("SELECT digest, data FROM blobs"):
         if not isinstance(data, bytes) or digest(data) != name:
             yield changed_blob(name)

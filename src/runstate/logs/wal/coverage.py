@@ -99,6 +99,9 @@ def snapshot_ahead(disk: Disk, files: StreamFiles, held: Held) -> int:
     """The seq of the newest snapshot, if entries up to it are lost; 0 where they are not, or an archive has some."""
     seqs = snapshot_seqs(disk, files, checkpointed_model(disk, files, held.ledger.model or ""))
     seq = max((seq for seq in seqs if seq <= held.last_seq), default=0)
+    gone = held.ledger.quarantined
+    if gone and gone.tail_seq <= held.tail_seq and seq <= gone.last_seq:
+        return 0  # Behind the last entry, there are only seqs of entries that were quarantined.
     return seq if seq > held.tail_seq and not segments(disk, files) else 0
 
 

@@ -22,7 +22,7 @@ SEGMENT = r"(\d{16})-(\d{16})-([0-9a-f]{64})\.jsonl\.(gz|zst)"
 PREVIOUS = ".previous"
 """What the name of the checkpoint before the newest one ends with."""
 _name = rf"(wal\.jsonl|ledger\.json|keys\.json|snapshot(\.[^/]+)?\.json(\.zst)?({re.escape(PREVIOUS)})?)"
-_file = rf"({_name}(\.bak(\.[23])?|\.torn|\.salvaged)?|archive/{SEGMENT})"
+_file = rf"({_name}(\.bak(\.[23])?|\.torn|\.salvaged|\.quarantined)?|archive/{SEGMENT})"
 own_files = re.compile(rf"{_file}({TEMP})?|archive/")
 """The files of a stream's directory that a log writes."""
 _temporary = re.compile(rf"{_file}{TEMP}|archive/")
@@ -62,6 +62,10 @@ class StreamFiles:
     @property
     def salvaged(self) -> PurePath:
         return self.home / f"{WAL}.salvaged"
+
+    @property
+    def quarantined(self) -> PurePath:
+        return self.home / f"{WAL}.quarantined"
 
     @property
     def lock(self) -> PurePath:

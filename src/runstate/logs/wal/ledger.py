@@ -29,6 +29,16 @@ class Removed(msgspec.Struct, frozen=True):
     last_persisted_at: str
 
 
+class Quarantined(msgspec.Struct, frozen=True):
+    """What is known of the entries that were quarantined."""
+
+    count: int
+    tail_seq: int
+    """Of the last entry that was left by the last quarantine."""
+    last_seq: int
+    """The last seq that had been given out then: the state at these two is the same."""
+
+
 class Ledger(msgspec.Struct, frozen=True):
     reserved: int = 0
     """No entry has a greater seq than this."""
@@ -48,6 +58,8 @@ class Ledger(msgspec.Struct, frozen=True):
     adopted: int | UnsetType = UNSET
     """Seqs up to this one were given out by other logs, and came here with their events. Unset: none, or an older
     version wrote the ledger."""
+    quarantined: Quarantined | UnsetType = UNSET
+    """Unset: no entry was."""
 
     @property
     def is_all_adopted(self) -> bool:

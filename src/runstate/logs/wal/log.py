@@ -33,6 +33,7 @@ from runstate.logs.log import (
     check_same_stream,
     refuse,
 )
+from runstate.logs.quarantine import check_intact
 from runstate.logs.stream_directories import LOCKS, files_beside, prepare_root, streams_among
 from runstate.logs.stream_models import model_after
 from runstate.logs.submitting import Append, StreamwiseLog
@@ -332,15 +333,20 @@ class WalLog(StreamwiseLog, FileBlobs):
             yield from self._blobs.verify()
             yield from verify_tombstones(self._disk, self.root)
 
-    def repair(self, stream: str, *, dry_run: bool = False, salvage: bool = False) -> list[Finding]:
+    def repair(
+        self, stream: str, *, dry_run: bool = False, salvage: bool = False, quarantine: int = 0
+    ) -> list[Finding]:
         check_file_stream(stream)
         self._check_exists(stream)
+        if quarantine:
+            check_intact(stream, self.verify(stream))
+        repair = partial(repair_stream, salvage=salvage, quarantine=quarantine)
         if dry_run:
             with translated():
-                return rehearse_repair(self._disk, self._files(stream), self.options, salvage=salvage)
+                return rehearse_repair(self._disk, self._files(stream), self.options, repair)
         before = len(self.recoveries)
         with self._writers.leading(stream) as writer, writer.quiet(is_read_again=True, salvage=salvage):
-            repair_stream(writer, self.recoveries, salvage=salvage)
+            repair(writer, self.recoveries)
         return self.recoveries[before:]
 
     def _beside_events(self) -> Iterator[bytes]:

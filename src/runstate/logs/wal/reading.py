@@ -207,6 +207,8 @@ class View:
         if last is None:
             return Head(self.stream, 1 if self.end else 0, f"unreadable.{self.end:x}", 0, model)
         version = f"{last.seq:x}.{last.envelope.persisted_at}.{crc32c(last.body):08x}"
+        if ledger is not None and ledger.quarantined:  # The last entry does not tell of one that is gone before it.
+            version += f".{ledger.quarantined.count:x}"
         return Head(self.stream, last.seq, version, last.seq, model)
 
     def _last_intact(self) -> Entry | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from runstate.errors import SnapshotTooNew
@@ -14,6 +16,7 @@ from runstate.logs.wal.findings import FILE_DAMAGED, Rehearsal, report_finding, 
 from runstate.logs.wal.held import Held
 from runstate.logs.wal.ledger import Ledger, OldKeys, write_old_keys
 from runstate.logs.wal.options import WalOptions
+from runstate.logs.wal.quarantine import quarantine_entry
 from runstate.logs.wal.recovery import set_aside
 from runstate.logs.wal.salvage import salvage_evidence
 from runstate.logs.wal.snapshots import CorruptSnapshot, read_snapshot, snapshot_paths
@@ -22,21 +25,27 @@ from runstate.storage.disk import Disk
 from runstate.storage.overlay_disk import NoLock, OverlayDisk
 
 
-def rehearse_repair(disk: Disk, files: StreamFiles, options: WalOptions, *, salvage: bool) -> list[Finding]:
+def rehearse_repair(
+    disk: Disk, files: StreamFiles, options: WalOptions, repair: Callable[[Writer, list[Finding]], None]
+) -> list[Finding]:
     """What `repair_stream` would do and report, found by doing it in memory."""
     report = Rehearsal()
     writer = Writer(OverlayDisk(disk), files, NoLock(), options, report)
-    repair_stream(writer, report, salvage=salvage)
+    repair(writer, report)
     writer.forget()
     return report
 
 
-def repair_stream(writer: Writer, report: list[Finding], *, salvage: bool) -> None:
+def repair_stream(writer: Writer, report: list[Finding], *, salvage: bool, quarantine: int = 0) -> None:
     """Recover a stream, and note that what is gone is gone. The caller leads, holds the gate, and has
     just read the stream.
 
-    With `salvage`, what can be proven is kept, be it behind damage or in the evidence of earlier recoveries.
+    With `salvage`, what can be proven is kept, be it behind damage or in the evidence of earlier recoveries. With
+    `quarantine`: see `quarantine_entry`.
     """
+    if quarantine:
+        quarantine_entry(writer, report, quarantine)
+        return
     disk, files = writer.disk, writer.files
     held = writer.loaded(salvage=salvage)
     if salvage and salvage_evidence(disk, files, held, report):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from runstate.logs.log import Finding
+from runstate.logs.record_json import record_seq
 from runstate.logs.wal.entries import Entry, proven_entry, whole_entry, write_entry
 from runstate.logs.wal.files import StreamFiles, backups, read_or_none
 from runstate.logs.wal.findings import report_finding, wal_finding
@@ -72,7 +73,7 @@ def salvage_evidence(disk: Disk, files: StreamFiles, held: Held, report: list[Fi
     for suffix in backups:
         data = read_or_none(disk, files.wal.with_name(files.wal.name + suffix))
         lost.add([] if data is None else data.split(b"\n"), ledger)
-    stored, known = set(held.keys.values()), {*held.keys, *held.old_keys}
+    stored, known = {*held.keys.values(), *_quarantined_seqs(disk, files)}, {*held.keys, *held.old_keys}
     missing = {
         seq: entry for seq, entry in lost.entries.items() if seq not in stored and entry.envelope.known_key not in known
     }
@@ -93,6 +94,12 @@ def salvage_evidence(disk: Disk, files: StreamFiles, held: Held, report: list[Fi
     message = f"{span} are proven by their checksums, and are back in the stream"
     report_finding(report, wal_finding(files, SALVAGED, message, min(missing), salvaged=len(missing)))
     return True
+
+
+def _quarantined_seqs(disk: Disk, files: StreamFiles) -> set[int]:
+    """The seqs of entries that were taken out on purpose. They are not lost, also where a `.bak` holds them."""
+    lines = (read_or_none(disk, files.quarantined) or b"").split(b"\n")
+    return {seq for line in lines if (seq := record_seq(line)) is not None}
 
 
 def set_lines_aside(disk: Disk, files: StreamFiles, lines: list[bytes], why: str, report: list[Finding]) -> None:

@@ -102,9 +102,11 @@ def _beside(disk: Disk, files: StreamFiles) -> Iterator[Finding]:
                 severity="warning",
                 stream=files.stream,
             )
-    if (aside := read_or_none(disk, files.salvaged)) is not None:
+    for path in (files.salvaged, files.quarantined):
+        if (aside := read_or_none(disk, path)) is None:
+            continue
         count = aside.count(b"\n")
-        message = f"{files.salvaged.name} holds {count} events that a repair set aside; remove it once it is not needed"
+        message = f"{path.name} holds {count} events that a repair set aside; remove it once it is not needed"
         yield Finding(code=SET_ASIDE, message=message, severity="warning", stream=files.stream)
     yield from _verify_snapshots(disk, files)
 
