@@ -1,8 +1,11 @@
-"""Snapshots kept up to date with the appends: with every one, every n events, or never.
+"""Snapshots kept up to date with the appends: with every one, every n events, lazily, or never.
 
-A log that is a `SnapshottingLog` saves the snapshot in the commit of the append. In others, a stored snapshot may be
-behind the log, after a kill or under contention. It is never ahead of it, and it is brought up to date by the next
-append or read. What goes wrong with it is an alert, not a failure of the append.
+A log that is a `SnapshottingLog` saves the snapshot in the commit of the append. In others, a save costs more than the
+append. So unless the caller says how often, they are lazy: saved with the first event of a stream, and then once
+`lazy_events_max` events have come, `lazy_delay_s` after the first unsaved one, when the state falls out of memory, and
+on `close`. A stored snapshot may be behind the log for longer after a kill or under contention. It is never ahead of
+it, and it is brought up to date by the next append or read. What goes wrong with it is an alert, not a failure of the
+append.
 """
 
 from __future__ import annotations
@@ -15,8 +18,10 @@ from typing import Any, Generic
 
 import msgspec
 
+from runstate import lazy_saves
 from runstate.alerts import AlertBook
-from runstate.errors import InvalidJson, LogBusy, RunstateError, StreamNotFound, Truncated
+from runstate.errors import InvalidJson, LogBusy, LogClosed, RunstateError, StreamNotFound, Truncated
+from runstate.lazy_saves import LazySaves
 from runstate.logs.log import EventLog, Record, StoredSnapshot, StreamInfo, begins_after
 from runstate.logs.snapshotting import MakeSnapshot, SnapshottingLog, StreamEnd
 from runstate.models.canonical import digest
@@ -49,15 +54,23 @@ class StoredState(msgspec.Struct, Generic[S], frozen=True):
 class Snapshots(Generic[S]):
     """The snapshots of one model in one log."""
 
-    def __init__(self, log: EventLog, model: Model[Any, Any, S], every: int, alerts: AlertBook) -> None:
-        if every < 0:
-            raise ValueError("snapshot_every is 0 (never), 1 (with every append) or a number of events")
-        self._log, self._model, self._every, self._alerts = log, model, every, alerts
+    def __init__(self, log: EventLog, model: Model[Any, Any, S], every: int | None, alerts: AlertBook) -> None:
+        """`every` is 0 (never), 1 (with every append) or a number of events. None means with every append where the
+        log saves it in the same commit, and lazily elsewhere."""
+        if every is not None and every < 0:
+            raise ValueError("snapshot_every is 0 (never), 1 (with every append), a number of events, or None")
+        self._log, self._model, self._alerts = log, model, alerts
+        self._lazy: LazySaves | None = None
+        if every is None and not isinstance(log, SnapshottingLog):
+            every, self._lazy = lazy_saves.lazy_events_max, LazySaves(self._save_late, lazy_saves.lazy_delay_s)
+        self._every = 1 if every is None else every
         self._kept: OrderedDict[str, _Kept[S]] = OrderedDict()
         self._kept_lock = Lock()
         # Striped by stream: threads on different streams never wait for each other's folds.
         self._fold_locks = [Lock() for _ in range(64)]
-        self._is_saved_with_appends = every > 0 and isinstance(log, SnapshottingLog)
+        self._is_saved_with_appends = self._every > 0 and isinstance(log, SnapshottingLog)
+        self._evicted: list[tuple[str, _Kept[S]]] = []
+        """States that fell out of memory with unsaved events."""
 
     def stored(self, stream: str) -> StoredSnapshot | None:
         """The stored snapshot, if its bytes still have their digest and this version of the model wrote it.
@@ -96,6 +109,8 @@ class Snapshots(Generic[S]):
         if self._every:
             with suppress(RunstateError):
                 self.keep(info.stream, state, info.last_seq, info.first_persisted_at)
+                if self._lazy is not None:
+                    self._note_saved(info)
 
     def of(self, state: S, seq: int) -> StoredSnapshot:
         body = self._model.dump(state)
@@ -176,7 +191,9 @@ class Snapshots(Generic[S]):
         """The caller holds `_kept_lock`."""
         self._kept[stream] = kept
         if len(self._kept) > _states_max:
-            self._kept.popitem(last=False)
+            oldest = self._kept.popitem(last=False)
+            if self._lazy is not None and oldest[1].seq > oldest[1].saved_seq:
+                self._evicted.append(oldest)
         return kept
 
     def appended(self, stream: str, lines: Sequence[tuple[int, bytes]]) -> None:
@@ -190,8 +207,54 @@ class Snapshots(Generic[S]):
             with self._fold_lock(stream):
                 self._advance(stream, lines)
         except Exception as error:  # noqa: BLE001 - the events are stored, and must not look as if they were not
-            self.forget(stream)
-            self._alerts.raise_once(_failed(stream, error))
+            self._fail(stream, error)
+        # Now, with no lock held: the lock of an evicted stream may be held by a thread that evicts this one.
+        while self._evicted:
+            try:
+                evicted = self._evicted.pop()
+            except IndexError:
+                return  # Another thread took the last one.
+            self._save_late(*evicted)
+
+    def save_now(self, stream: str) -> None:
+        """Save the snapshot of a stream if it has unsaved events and snapshots are lazy."""
+        if self._lazy is not None:
+            self._lazy.discard(stream)
+            self._save_late(stream)
+
+    def close(self) -> None:
+        """Save what lazy snapshots have not saved yet. The log must still be open."""
+        if self._lazy is not None:
+            self._lazy.close()
+
+    def _save_late(self, stream: str, kept: _Kept[S] | None = None) -> None:
+        """Save a state some time after its events were appended: `kept`, or the one in memory."""
+        try:
+            with self._fold_lock(stream):
+                with self._kept_lock:
+                    kept = kept or self._kept.get(stream)
+                if kept is None or kept.saved_seq >= kept.seq:
+                    return
+                info = self._log.stream(stream)
+                if info is None or not self._is_of(stream, info, kept):
+                    self.forget(stream)  # The stream was deleted or begun again. A reader saves what it is now.
+                    return
+                self._save(stream, kept)
+        except LogClosed:
+            return  # By its owner, while this store was not closed: as after a kill, the next reader saves it.
+        except Exception as error:  # noqa: BLE001 - no caller waits for it
+            self._fail(stream, error)
+
+    def _fail(self, stream: str, error: Exception) -> None:
+        self.forget(stream)
+        self._alerts.raise_once(_failed(stream, error))
+
+    def _note_saved(self, info: StreamInfo) -> None:
+        """A reader has saved the snapshot: what this store has folded so far need not be saved again."""
+        with self._kept_lock:
+            kept = self._kept.get(info.stream)
+            if kept is not None and kept.born == info.first_persisted_at:
+                kept.saved_seq = max(kept.saved_seq, min(kept.seq, info.last_seq))
 
     def forget(self, stream: str) -> None:
         with self._kept_lock:
@@ -216,11 +279,23 @@ class Snapshots(Generic[S]):
         self._save_if_due(stream, kept)
 
     def _save_if_due(self, stream: str, kept: _Kept[S]) -> None:
-        if kept.seq - kept.saved_seq >= self._every:
-            # Contention: this handle's next append, or the next read, brings the stored snapshot up to date.
-            with suppress(LogBusy):
-                self.keep(stream, kept.state, kept.seq, kept.born)
-                kept.saved_seq = kept.seq
+        # The first snapshot of a stream is never late: none at all would look like one that was lost.
+        if kept.seq - kept.saved_seq >= self._every or (self._lazy is not None and not kept.saved_seq):
+            self._save(stream, kept)
+        elif self._lazy is not None and kept.seq > kept.saved_seq:
+            self._lazy.add(stream)
+
+    def _save(self, stream: str, kept: _Kept[S]) -> None:
+        try:
+            self.keep(stream, kept.state, kept.seq, kept.born)
+        except LogBusy:
+            # Contention: the next append or read, or a lazy save, brings the stored snapshot up to date.
+            if self._lazy is not None:
+                self._lazy.add(stream)
+            return
+        kept.saved_seq = kept.seq
+        if self._lazy is not None:
+            self._lazy.discard(stream)
 
     def _state(self, stream: str, info: StreamInfo) -> _Kept[S]:
         with self._kept_lock:

@@ -7,6 +7,7 @@ from the log; `get_snapshot` is the same state, from the stored snapshot and wha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import datetime
 from typing import Any, Generic, Literal, Self, Unpack, overload
 
@@ -69,8 +70,7 @@ def open(
         ModelMismatch: the log records other models, and which one to use must be said.
         InvalidUrl, LogNotFound, NotALog, LogTooNew, LogFailed: nothing was changed.
     """
-    if isinstance(model, str):
-        model = find_model(model)  # Before the log is created.
+    model = find_model(model) if isinstance(model, str) else model  # Before the log is created.
     log = open_log(url, create=create)
     try:
         return Store(log, model_for(url, log, model), **options)
@@ -90,7 +90,7 @@ class Store(Generic[W, E, S]):
         log: EventLog,
         model: Model[W, E, S],
         *,
-        snapshot_every: int = 1,
+        snapshot_every: int | None = None,
         check_transitions: bool = False,
         strict_keys: bool = False,
         event_bytes_max: int = event_bytes_default,
@@ -265,9 +265,8 @@ class Store(Generic[W, E, S]):
 
     def diff(self, stream: str, *, from_seq: int, to_seq: int) -> list[Change]:
         """What changed in the state between two places in the stream."""
-        before = self.model.dump(self.snapshot_at(stream, seq=from_seq))
-        after = self.model.dump(self.snapshot_at(stream, seq=to_seq))
-        return changes(msgspec.json.decode(before), msgspec.json.decode(after))
+        states = (self.model.dump(self.snapshot_at(stream, seq=seq)) for seq in (from_seq, to_seq))
+        return changes(*map(msgspec.json.decode, states))
 
     def holds_key(self, stream: str, key: str) -> bool:
         """Whether the stream, or the archive that it was moved to, holds an event under this idempotency key."""
@@ -295,7 +294,9 @@ class Store(Generic[W, E, S]):
         return self.snapshots.of(self.snapshot_at(stream, seq=info.last_seq), info.last_seq)
 
     def close(self) -> None:
-        self.log.close()
+        """Save the snapshots that are behind, and close the log."""
+        with closing(self.log):
+            self.snapshots.close()
 
     def __enter__(self) -> Self:
         return self

@@ -13,8 +13,10 @@ event_bytes_default = 1024 * 1024
 class StoreOptions(TypedDict, total=False):
     """How a store behaves."""
 
-    snapshot_every: int
-    """Keep a snapshot with every append (1, the default), once this many events have come (n), or never (0)."""
+    snapshot_every: int | None
+    """Save a snapshot with every append (1), once this many events have come (n), or never (0). Default, None: with
+    every append where the log saves it in the same commit. Elsewhere with the first event of a stream, then at the
+    latest with 100 unsaved events, 1 s after the first of them, and on `close`."""
     check_transitions: bool
     """Refuse an event that is impossible in the state that its stream is in. Default: it is kept, and flagged."""
     strict_keys: bool

@@ -19,6 +19,7 @@ from tests.snowflake_server import server, url_at
 
 from runstate.conformance import DurableLogConformance, LogConformance, MultiProcessLogConformance, Opener
 from runstate.conformance.claims.feeds import check_complete, follow
+from runstate.conformance.claims.snapshotting import Making
 from runstate.conformance.history import how_default
 from runstate.conformance.notes import as_held, keys, note, notes, numbered, snapshot, stored
 from runstate.conformance.threads import meanwhile, race_all
@@ -38,6 +39,7 @@ from runstate.errors import (
 from runstate.logs.blob_collection import BlobCollectingLog
 from runstate.logs.log import AppendResult, EventLog
 from runstate.logs.registry import open_log
+from runstate.logs.snapshotting import append_batch, append_batches
 from runstate.logs.snowflake.connections import Session
 
 Statement = Any
@@ -471,10 +473,47 @@ def test_what_snowflake_cannot_keep_is_refused_before_it_is_sent(
 def test_rows_that_need_several_statements_are_written_all_or_none(
     log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runstate.logs.snowflake.appends.request_bytes_max", 2000)
+    monkeypatch.setattr("runstate.logs.snowflake.row_parts.request_bytes_max", 2000)
     log.append("s", numbered(30))
     log.append("s", numbered(60))
     assert (keys(log.read("s")), found_in(log)) == ([draft.key for draft in numbered(60)], [])
+
+
+def test_an_append_and_its_snapshot_are_one_transaction(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    commits: list[Session] = []
+    commit = Session.commit
+
+    def counted(session: Session) -> None:
+        commits.append(session)
+        commit(session)
+
+    monkeypatch.setattr(Session, "commit", counted)
+    for key in ("a", "b"):
+        append_batch(log, "s", notes(key), Making(), None)
+    kept = log.load_snapshot("s", "notes")
+    assert kept is not None
+    assert (kept.seq, len(commits)) == (2, 2)
+
+
+def test_a_snapshot_that_snowflake_cannot_keep_is_named_and_keeps_no_event_from_being_stored(
+    log: EventLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    append_batch(log, "s", notes("a"), Making(), None)
+    monkeypatch.setattr("runstate.logs.snowflake.snapshots.body_bytes_max", 5)
+    append_batch(log, "s", notes("b"), Making(), None)
+    kept = log.load_snapshot("s", "notes")
+    assert kept is not None
+    assert (keys(log.read("s")), kept.seq) == (["a", "b"], 1)
+    assert "'s' was not saved" in caplog.text
+
+
+def test_snapshots_that_need_several_statements_are_all_saved(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runstate.logs.snowflake.row_parts.request_bytes_max", 300)
+    for key in ("a", "b"):
+        append_batches(log, [(f"s{number}", notes(key)) for number in range(20)], Making())
+    kept = [log.load_snapshot(f"s{number}", "notes") for number in range(20)]
+    assert [found and found.seq for found in kept] == [2] * 20
+    assert found_in(log) == []
 
 
 def test_a_blob_of_several_parts_is_whole(log: EventLog, sql: Statement, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,6 +185,7 @@ def test_a_snapshot_that_a_killed_writer_did_not_save_is_saved_later(
         reopened = runstate.Store(store.log, store.model)
         if is_sent_again:
             assert [reopened.append_event(event).persisted for event in events] == [False, False]
+            reopened.snapshots.close()  # In a log that saves it with the events, it is there already.
         else:
             reopened.get_snapshot("r-1")
         stored = store.log.load_snapshot("r-1", "engine")
@@ -194,13 +195,37 @@ def test_a_snapshot_that_a_killed_writer_did_not_save_is_saved_later(
         assert (found.status, stored.seq) == ("COMPLETED", 2)
 
 
+def test_a_store_with_default_settings_leaves_the_snapshot_of_the_last_event(url: str, write: Write) -> None:
+    with runstate.open(url, "engine") as store:
+        for event in (write(), write("StepStarted", "a"), write("RunCompleted")):
+            store.append_event(event)
+    with runstate.open(url, "engine", snapshot_every=0) as store:
+        stored = store.stored_snapshot("r-1")
+        assert stored is not None
+        assert (stored.state.status, stored.seq, stored.behind) == ("COMPLETED", 3, 0)
+
+
+def test_a_snapshot_that_a_kill_left_behind_is_no_damage(
+    url: str, cli: Cli, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runstate.lazy_saves.lazy_delay_s", 3600.0)
+    store = runstate.open(url, "engine")
+    for event in (write(), write("StepStarted", "a"), write("RunCompleted")):
+        store.append_event(event)
+    store.log.close()  # Before the store is closed: it saves nothing more, as if it had been killed.
+    store.close()
+    checked, verified = cli("replay", url, "--check", *engine), cli("verify", url)
+    shown = cli("snapshot", url, "r-1", "--json", *engine).out
+    assert (checked.code, verified.code, '"status":"COMPLETED"' in shown) == (0, 0, True), (checked, verified, shown)
+
+
 def test_a_snapshot_that_met_a_locked_log_is_saved_later(
     log_url: str, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any, **options: Any) -> None:
         raise LogBusy
 
-    with runstate.open(log_url, "engine") as store:
+    with runstate.open(log_url, "engine", snapshot_every=1) as store:
         store.append_event(write())
         with monkeypatch.context() as patched:
             patched.setattr(store.log, "save_snapshot", refuse)

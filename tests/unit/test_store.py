@@ -47,8 +47,8 @@ Open = Callable[..., EngineStore]
 Write = Callable[..., RunEventWrite]
 V1 = Callable[..., CanonicalEngineEvent]
 
-saving_separately = ["memory", "ndjson"]
-"""Logs that save a snapshot after the commit of its events. SQLite saves it in the same one."""
+saving_separately = ["ndjson"]
+"""Logs that save a snapshot after the commit of its events. The others save it in the same one."""
 
 
 class NewerEngine(EngineModel):
@@ -400,7 +400,7 @@ def test_a_run_that_was_begun_again_gets_a_snapshot_of_its_own(sqlite_store: Eng
 def test_a_read_heals_a_snapshot_that_contention_left_behind(
     open_store: Open, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = open_store()
+    store = open_store(snapshot_every=1)
     store.append_event(write())
 
     def refuse(stream: str, snapshot: StoredSnapshot) -> None:
@@ -567,7 +567,7 @@ def test_a_snapshot_that_cannot_be_kept_is_an_alert_and_no_failure_of_the_append
     open_store: Open, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raised: list[Alert] = []
-    store = open_store(on_alert=raised.append)
+    store = open_store(snapshot_every=1, on_alert=raised.append)
 
     def full(stream: str, snapshot: StoredSnapshot) -> None:
         raise LogFull()
@@ -622,7 +622,7 @@ def test_a_snapshot_that_was_saved_of_a_history_that_is_gone_is_put_right_by_the
     open_store: Open, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stream is deleted and begun again between an append and the save that follows it."""
-    store = open_store()
+    store = open_store(snapshot_every=1)
     save = store.log.save_snapshot
 
     def late(stream: str, snapshot: StoredSnapshot) -> None:
@@ -641,7 +641,7 @@ def test_a_snapshot_that_was_saved_of_a_history_that_is_gone_is_put_right_by_the
 def test_a_state_is_gone_on_with_at_the_cost_of_one_line(
     open_store: Open, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = open_store()
+    store = open_store(snapshot_every=1)
     store.append_events(a_run(write))
     asked: list[tuple[int, int | None]] = []
     lines = store.log.lines
@@ -650,7 +650,7 @@ def test_a_state_is_gone_on_with_at_the_cost_of_one_line(
         asked.append((after_seq, until_seq))
         return lines(stream, after_seq=after_seq, until_seq=until_seq)
 
-    other = runstate.Store(store.log, ENGINE)
+    other = runstate.Store(store.log, ENGINE, snapshot_every=1)
     other.snapshots.appended("r-1", [(4, next(lines("r-1", after_seq=3)))])  # Overtaken: its snapshot is on file.
     monkeypatch.setattr(store.log, "lines", counted)
     store.append_event(write("Note"))

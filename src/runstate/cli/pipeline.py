@@ -279,7 +279,7 @@ def _go(to: Path, models: list[str], given: str | None, forced: set[str], settin
         scratch = stack.enter_context(scratch_in(to))
         conf = {"spark.local.dir": str(scratch.absolute()), **settings.conf}
         os.environ[stages.spark_variable] = msgspec.json.encode(msgspec.structs.replace(settings, conf=conf)).decode()
-        store = stack.enter_context(open_store(f"ndjson:{to / 'runs'}", RUNDIR))
+        store = stack.enter_context(open_store(f"ndjson:{to / 'runs'}", RUNDIR, snapshot_every=1))
         forget_progress(to)
         progress = PipelineProgress(to)
         display = stack.enter_context(Display(lambda: progress))

@@ -239,7 +239,8 @@ def _finished(state: RunDirectory) -> set[str]:
 
 
 def _store(runs: Path, *, create: bool) -> RunStore:
-    return open_store(f"ndjson:{runs}", RUNDIR, create=create)
+    # A run directory is read by others while the run goes on: its snapshot.json is up to date after every event.
+    return open_store(f"ndjson:{runs}", RUNDIR, create=create, snapshot_every=1)
 
 
 def _all_events(store: RunStore, run_id: str) -> Iterator[RunEvent]:

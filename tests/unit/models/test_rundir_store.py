@@ -185,7 +185,7 @@ def test_the_snapshot_is_byte_for_byte_what_a_replay_gives(every: int, open_runs
 
 
 def test_the_snapshot_after_every_event_is_what_a_replay_gives(open_runs: Opener) -> None:
-    store = open_runs()
+    store = open_runs(snapshot_every=1)
     for found in history():
         store.append_event(found)
         kept, replayed = kept_and_replayed(store)

@@ -43,11 +43,11 @@ class Workshop:
     def resume(self, graph: Graph, run_id: str = "r", force: set[str] | None = None) -> RunDirectory:
         return self.orchestrator(graph, run_id).resume(force=force)
 
-    def reopen(self) -> None:
+    def reopen(self, **options: Any) -> None:
         """As another process would find it. What is in memory stays, since nothing else would be left."""
         if self.url != "memory:":
             self.store.close()
-            self.store = runstate.open(self.url, RUNDIR)
+            self.store = runstate.open(self.url, RUNDIR, **options)
 
     def kill_at(self, number: int, *, after: bool = False) -> None:
         """Die at the n-th append from now on: before it, or right after it."""

@@ -55,6 +55,7 @@ def test_the_same_inputs_give_the_same_artifacts_and_trails_that_differ_in_times
 
 def test_a_replay_gives_the_bytes_of_the_snapshot_after_every_event(any_shop: Any) -> None:
     shop = any_shop
+    shop.reopen(snapshot_every=1)
 
     class Replaying:
         looked = 0

@@ -10,9 +10,10 @@ from typing import Self
 
 import msgspec
 
-from runstate.errors import BlobNotFound, InvalidUrl, LogClosed, StreamNotFound
+from runstate.errors import BlobNotFound, InvalidUrl, LogClosed, RunstateError, StreamNotFound
 from runstate.logs.adoption import check_records, key_taken, new_records
 from runstate.logs.blob_collection import Collected, mark_blobs
+from runstate.logs.bulk import Answer, Batch
 from runstate.logs.decimal_positions import decimal_position
 from runstate.logs.log import (
     AppendResult,
@@ -35,6 +36,7 @@ from runstate.logs.log import (
     refuse,
 )
 from runstate.logs.planning import StreamPlan
+from runstate.logs.snapshotting import MakeSnapshot, StreamEnd
 from runstate.logs.stream_models import model_after
 from runstate.logs.tombstones import if_counting
 from runstate.models.canonical import digest
@@ -69,10 +71,21 @@ class MemoryLog:
     def append(self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None) -> list[AppendResult]:
         check_stream(stream)
         with self._open():
-            plan = self._plan(stream)
-            results = plan.add(drafts, expected_seq, now())
-            self._keep(stream, plan.new.values(), plan.model)
-            return results
+            return self._append(stream, drafts, expected_seq)
+
+    def append_with_snapshots(
+        self, batches: Sequence[Batch], make: MakeSnapshot, *, expected_seq: int | None = None
+    ) -> list[Answer]:
+        for stream, _ in batches:
+            check_stream(stream)
+        answers: list[Answer] = []
+        with self._open():
+            for stream, drafts in batches:
+                try:
+                    answers.append(self._append(stream, drafts, expected_seq, make))
+                except RunstateError as error:
+                    answers.append(error)
+        return answers
 
     def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         check_stream(stream)
@@ -226,6 +239,19 @@ class MemoryLog:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _append(
+        self, stream: str, drafts: Sequence[Draft], expected_seq: int | None, make: MakeSnapshot | None = None
+    ) -> list[AppendResult]:
+        """The caller holds the lock, which is this log's commit."""
+        plan, held = self._plan(stream), self._streams.get(stream)
+        end = StreamEnd(held[0].persisted_at, held[-1].seq, digest(held[-1].body)) if make and held else StreamEnd()
+        results = plan.add(drafts, expected_seq, now())
+        new = list(plan.new.values())
+        self._keep(stream, new, plan.model)
+        if make is not None and new and (snapshot := make(end, new)) is not None:
+            self._snapshots.setdefault(stream, {})[snapshot.model] = snapshot
+        return results
 
     def _plan(self, stream: str) -> StreamPlan:
         find, tombstone = self._keys.get(stream, {}).get, self._tombstones.get(stream)

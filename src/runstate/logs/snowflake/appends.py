@@ -7,7 +7,7 @@ which keys they know. Everything that is sent is one JSON array per statement, w
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 from zlib import crc32
 
@@ -15,32 +15,30 @@ import msgspec
 
 from runstate.errors import EventTooLarge, InvalidEvent, LogDamaged, LogFailed, RunstateError
 from runstate.logs.adoption import key_taken, new_records
-from runstate.logs.log import AppendResult, Record
+from runstate.logs.log import AppendResult, Record, StoredSnapshot
 from runstate.logs.planning import StreamPlan, render_record
+from runstate.logs.snapshotting import MakeSnapshot, StreamEnd
 from runstate.logs.snowflake.connections import Session
+from runstate.logs.snowflake.row_parts import join_rows, rows_table
+from runstate.logs.snowflake.snapshots import body_bytes_max, save_with_events
 from runstate.logs.stored_rows import changed_error
 from runstate.logs.stream_models import model_after
 from runstate.logs.tombstones import Tombstone, if_counting
+from runstate.models.canonical import digest
 from runstate.models.model import Draft
-
-body_bytes_max = 8 * 1024 * 1024
-"""The longest BINARY that every account takes."""
-request_bytes_max = 4 * 1024 * 1024
-"""About how much goes into one statement. A bound value ends at 16 MB, and an event alone may have 11 as Base64."""
 
 record_columns = "seq, event_id, type, key, tenant, emitted_at, persisted_at, body"
 checked_columns = f"position, stream, {record_columns}, crc"
 
-_rows = "TABLE(FLATTEN(INPUT => PARSE_JSON(?)))"
 # One round trip: what the gate has given, the streams' heads, the events under these keys, the last lines, tombstones.
 _look = f"""
-WITH wanted AS (SELECT value[0]::VARCHAR AS stream, value[1]::VARCHAR AS key FROM {_rows}),
-chained AS (SELECT value::VARCHAR AS stream FROM {_rows})
+WITH wanted AS (SELECT value[0]::VARCHAR AS stream, value[1]::VARCHAR AS key FROM {rows_table}),
+ended AS (SELECT value::VARCHAR AS stream FROM {rows_table})
 SELECT 'gate' AS kind, '' AS stream, last_position AS seq, 0 AS events, '' AS key, '' AS event_id,
     TO_CHAR(SYSDATE(), 'YYYY-MM-DD HH24:MI:SS.FF3') AS persisted_at, CAST(NULL AS BINARY) AS body,
     '' AS type, '' AS tenant, '' AS emitted_at, 0 AS position, 0 AS crc FROM runstate_log
 UNION ALL
-SELECT 'head', stream, last_seq, events, model, tenant, '', CAST(NULL AS BINARY), '', '', '', 0, 0
+SELECT 'head', stream, last_seq, events, model, tenant, first_persisted_at, CAST(NULL AS BINARY), '', '', '', 0, 0
 FROM streams WHERE stream IN (SELECT stream FROM wanted)
 UNION ALL
 SELECT 'event', e.stream, e.seq, 0, e.key, e.event_id, e.persisted_at, e.body, e.type, e.tenant, e.emitted_at,
@@ -49,7 +47,7 @@ FROM events e JOIN (SELECT DISTINCT stream, key FROM wanted) w ON e.stream = w.s
 UNION ALL
 SELECT 'last', e.stream, e.seq, 0, '', '', '', e.body, '', '', '', 0, 0
 FROM events e JOIN streams s ON e.stream = s.stream AND e.seq = s.last_seq
-WHERE s.stream IN (SELECT stream FROM chained)
+WHERE s.stream IN (SELECT stream FROM ended)
 UNION ALL
 SELECT 'tombstone', stream, last_seq, 0, digest, archive, deleted_at, CAST(NULL AS BINARY), '', '', '', 0, 0
 FROM tombstones WHERE stream IN (SELECT stream FROM wanted)
@@ -63,7 +61,7 @@ SELECT n.* FROM (
         value[3]::VARCHAR AS event_id, value[4]::VARCHAR AS type, value[5]::VARCHAR AS key, value[6]::VARCHAR AS tenant,
         value[7]::VARCHAR AS emitted_at, value[8]::VARCHAR AS persisted_at, value[9]::NUMBER(38, 0) AS crc,
         TO_BINARY(value[10]::VARCHAR, 'BASE64') AS body
-    FROM {_rows}
+    FROM {rows_table}
 ) n
 LEFT JOIN events k ON k.stream = n.stream AND k.key = n.key
 LEFT JOIN events s ON s.stream = n.stream AND s.seq = n.seq
@@ -73,7 +71,7 @@ _heads = f"""(
     SELECT value[0]::VARCHAR AS stream, value[1]::VARCHAR AS tenant, value[2]::NUMBER(38, 0) AS last_seq,
         value[3]::NUMBER(38, 0) AS events, value[4]::NUMBER(38, 0) AS first_position,
         value[5]::VARCHAR AS first_persisted_at, value[6]::VARCHAR AS last_persisted_at, value[7]::VARCHAR AS model
-    FROM {_rows}
+    FROM {rows_table}
 ) n"""
 _move_heads = f"""
 UPDATE streams SET last_seq = n.last_seq, events = n.events, last_persisted_at = n.last_persisted_at
@@ -90,14 +88,38 @@ _held = f"SELECT {record_columns} FROM events WHERE stream = ? AND seq BETWEEN ?
 class Stream(StreamPlan):
     """Where a stream stands, with what this transaction adds to it."""
 
-    __slots__ = ("events", "rows")
+    __slots__ = ("end", "events", "first_persisted_at", "make", "rows")
 
-    def __init__(self, stream: str, last_seq: int = 0, tenant: str = "", model: str = "", events: int = 0) -> None:
+    def __init__(
+        self,
+        stream: str,
+        last_seq: int = 0,
+        tenant: str = "",
+        model: str = "",
+        events: int = 0,
+        first_persisted_at: str = "",
+    ) -> None:
         self.rows: dict[str, tuple[Any, ...]] = {}
         """Of the keys that were asked for, those that are known."""
         super().__init__(stream, last_seq, tenant, model, find=self._find)
         self.events = events
         """As they were before; 0: the stream is new."""
+        self.first_persisted_at = first_persisted_at
+        self.make: MakeSnapshot | None = None
+        self.end = None if events else StreamEnd()
+        """Where the stream ended before; None where its last line was not asked for."""
+
+    def add_append(self, append: Append, persisted_at: str) -> list[AppendResult]:
+        """`add`, for one append of a group. The last one that keeps snapshots makes one for all of them."""
+        results = self.add(append.drafts, append.expected_seq, persisted_at, _render_checked)
+        self.make = append.make or self.make
+        return results
+
+    def make_snapshot(self) -> StoredSnapshot | None:
+        """The snapshot to be saved with what is new."""
+        if self.make is None or self.end is None or not self.new:
+            return None
+        return self.make(self.end, list(self.new.values()))
 
     def _find(self, key: str) -> Record | None:
         """
@@ -110,10 +132,12 @@ class Stream(StreamPlan):
 class Append:
     """One caller's append: what it asks for, and what came of it."""
 
-    __slots__ = ("drafts", "error", "expected_seq", "result", "stream")
+    __slots__ = ("drafts", "error", "expected_seq", "make", "result", "stream")
 
-    def __init__(self, stream: str, drafts: Sequence[Draft], expected_seq: int | None) -> None:
-        self.stream, self.drafts, self.expected_seq = stream, drafts, expected_seq
+    def __init__(
+        self, stream: str, drafts: Sequence[Draft], expected_seq: int | None, make: MakeSnapshot | None = None
+    ) -> None:
+        self.stream, self.drafts, self.expected_seq, self.make = stream, drafts, expected_seq, make
         self.result: list[AppendResult] = []
         self.error: RunstateError | None = None
 
@@ -150,16 +174,17 @@ def read_row(row: Sequence[Any]) -> Record:
 def append_group(session: Session, appends: Sequence[Append]) -> None:
     """Write a group of appends. Each gets its result, or the error that refuses it and it alone."""
     wanted = [(append.stream, draft.key) for append in appends for draft in append.drafts]
-    chained = {append.stream for append in appends if any(draft.chained for draft in append.drafts)}
-    streams, last_position, persisted_at = _look_up(session, wanted, chained)
+    ended = {append.stream for append in appends if append.make or any(draft.chained for draft in append.drafts)}
+    streams, last_position, persisted_at = _look_up(session, wanted, ended)
     for append in appends:
         append.error = None
         try:
-            stream = streams[append.stream]
-            append.result = stream.add(append.drafts, append.expected_seq, persisted_at, _render_checked)
+            append.result = streams[append.stream].add_append(append, persisted_at)
         except RunstateError as error:
             append.error = error
     _write_streams(session, streams, last_position - len(wanted))
+    made = [(name, at.make_snapshot(), at.events == 0) for name, at in streams.items()]
+    save_with_events(session, [(name, snapshot, is_new) for name, snapshot, is_new in made if snapshot is not None])
 
 
 def adopt_records(session: Session, stream: str, records: Sequence[Record], model: str) -> int:
@@ -187,15 +212,18 @@ def adopt_records(session: Session, stream: str, records: Sequence[Record], mode
 
 
 def _look_up(
-    session: Session, wanted: Sequence[tuple[str, str]], chained: set[str]
+    session: Session, wanted: Sequence[tuple[str, str]], ended: set[str]
 ) -> tuple[dict[str, Stream], int, str]:
-    """The streams as they stand, the last position that was given to this transaction, and the server's time."""
+    """The streams as they stand, the last position that was given to this transaction, and the server's time.
+
+    `ended` are those whose last line is needed.
+    """
     streams: dict[str, Stream] = {}
     last_position, time = 0, ""
-    found = session.rows(_look, _json(wanted), _json(sorted(chained)))
-    for kind, stream, seq, events, model, tenant, *_ in found:
+    found = session.rows(_look, _json(wanted), _json(sorted(ended)))
+    for kind, stream, seq, events, model, tenant, began_at, *_ in found:
         if kind == "head":
-            streams[stream] = Stream(stream, seq, tenant, model, events)
+            streams[stream] = Stream(stream, seq, tenant, model, events, began_at)
     for stream, _ in wanted:
         streams.setdefault(stream, Stream(stream))
     for kind, stream, seq, _, key, event_id, persisted_at, body, *rest in found:
@@ -206,7 +234,8 @@ def _look_up(
             envelope = (seq, event_id, type_, key, tenant, emitted_at, persisted_at)
             streams[stream].rows[key] = (position, stream, *envelope, body, crc)
         elif kind == "last":
-            streams[stream].previous = body
+            at = streams[stream]
+            at.previous, at.end = body, StreamEnd(at.first_persisted_at, seq, digest(body))
         elif kind == "tombstone":
             streams[stream].tombstone = Tombstone(stream, seq, key, event_id, persisted_at)
     return streams, last_position, time
@@ -258,27 +287,16 @@ def _write_streams(session: Session, streams: dict[str, Stream], position: int) 
 
 def write_rows(session: Session, rows: Sequence[tuple[int, Record]]) -> int:
     """Write records at their positions; how many were written."""
-    return sum(session.change(_write, part) for part in _parts(rows))
+    return sum(session.change(_write, part) for part in join_rows(_encode(*row) for row in rows))
 
 
 def insert_heads(session: Session, heads: Sequence[tuple[Any, ...]]) -> int:
     return session.change(_new_heads, _json(heads))
 
 
-def _parts(rows: Sequence[tuple[int, Record]]) -> Iterator[str]:
-    """The rows as JSON, in pieces that a statement can take."""
-    part: list[bytes] = []
-    size = 0
-    for position, r in rows:
-        envelope = (position, r.stream, r.seq, r.event_id, r.type, r.key, r.tenant, r.emitted_at, r.persisted_at)
-        row = msgspec.json.encode((*envelope, checksum(position, r), b64encode(r.body).decode()))
-        if part and size + len(row) > request_bytes_max:
-            yield f"[{b','.join(part).decode()}]"
-            part, size = [], 0
-        part.append(row)
-        size += len(row)
-    if part:
-        yield f"[{b','.join(part).decode()}]"
+def _encode(position: int, r: Record) -> bytes:
+    envelope = (position, r.stream, r.seq, r.event_id, r.type, r.key, r.tenant, r.emitted_at, r.persisted_at)
+    return msgspec.json.encode((*envelope, checksum(position, r), b64encode(r.body).decode()))
 
 
 def _json(value: object) -> str:

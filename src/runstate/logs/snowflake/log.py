@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 
 from runstate.errors import (
-    EventTooLarge,
     InvalidJson,
     LogBusy,
     LogDamaged,
@@ -42,14 +41,12 @@ from runstate.logs.log import (
     check_expected,
     check_limit,
     check_same_stream,
-    is_outdated,
-    is_same_stream,
 )
+from runstate.logs.snapshotting import MakeSnapshot
 from runstate.logs.snowflake import blobs
 from runstate.logs.snowflake.appends import (
     Append,
     adopt_records,
-    body_bytes_max,
     checked_columns,
     drop_tombstone,
     read_row,
@@ -57,6 +54,7 @@ from runstate.logs.snowflake.appends import (
 from runstate.logs.snowflake.connections import Connections, Row, Session, pauses
 from runstate.logs.snowflake.repair import create_set_aside, plan_stream, repair_stream
 from runstate.logs.snowflake.schema import check_migrated, prepare
+from runstate.logs.snowflake.snapshots import check_size, save, select_snapshot
 from runstate.logs.snowflake.verify import rest_findings, stream_findings
 from runstate.logs.snowflake.writer import Writer
 from runstate.models.canonical import digest
@@ -73,10 +71,6 @@ _feed = f"SELECT {checked_columns} FROM events WHERE position > ? ORDER BY posit
 _info = "SELECT stream, tenant, last_seq, events, first_persisted_at, last_persisted_at, {model} FROM streams"
 _ends = "SELECT last_seq, first_persisted_at FROM streams WHERE stream = ?"
 _heads_page = 10_000
-_load_snapshot = "SELECT model, version, seq, digest, body FROM snapshots WHERE stream = ? AND model = ?"
-_save_snapshot = """
-INSERT INTO snapshots (stream, model, version, seq, digest, body) SELECT ?, ?, ?, ?, ?, ?
-"""
 _tombstone = "SELECT stream, last_seq, digest, archive, deleted_at FROM tombstones WHERE stream = ?"
 _put_tombstone = """
 INSERT INTO tombstones (stream, last_seq, digest, archive, deleted_at) SELECT ?, ?, ?, ?, ?
@@ -136,18 +130,26 @@ class SnowflakeLog(Handle):
         self._check_open()
         return self._writer.append_many([self._checked(stream, drafts, None) for stream, drafts in batches])
 
+    def append_with_snapshots(
+        self, batches: Sequence[Batch], make: MakeSnapshot, *, expected_seq: int | None = None
+    ) -> list[Answer]:
+        self._check_open()
+        return self._writer.append_many([self._checked(*batch, expected_seq, make) for batch in batches])
+
     def submit(
         self, stream: str, drafts: Sequence[Draft], *, expected_seq: int | None = None
     ) -> Future[list[AppendResult]]:
         self._check_open()
         return self._writer.submit(self._checked(stream, tuple(drafts), expected_seq))
 
-    def _checked(self, stream: str, drafts: Sequence[Draft], expected_seq: int | None) -> Append:
+    def _checked(
+        self, stream: str, drafts: Sequence[Draft], expected_seq: int | None, make: MakeSnapshot | None = None
+    ) -> Append:
         check_stream(stream)
         check_migrated(self._version)
         for draft in drafts:
             _text(draft.key)  # It is looked up before it is checked with the rest.
-        return Append(stream, drafts, expected_seq)
+        return Append(stream, drafts, expected_seq, make)
 
     def adopt(self, stream: str, records: Sequence[Record], *, model: str = "") -> int:
         check_stream(stream)
@@ -227,28 +229,15 @@ class SnowflakeLog(Handle):
 
     def load_snapshot(self, stream: str, model: str) -> StoredSnapshot | None:
         check_stream(stream)
-        rows = self._rows(_load_snapshot, stream, _text(model))
+        rows = self._rows(select_snapshot, stream, _text(model))
         return StoredSnapshot(*rows[0]) if rows else None
 
     def save_snapshot(self, stream: str, snapshot: StoredSnapshot) -> None:
         check_stream(stream)
         self._check_open()
-        if len(snapshot.body) > body_bytes_max:
-            raise EventTooLarge(f"The snapshot has {len(snapshot.body)} bytes, and Snowflake keeps {body_bytes_max}")
-        values = (_text(snapshot.model), snapshot.version, snapshot.seq, snapshot.digest, snapshot.body)
-
-        def save(session: Session) -> None:
-            if not (rows := session.rows(_ends, stream)):
-                raise StreamNotFound(f"There is no stream {stream!r}", stream=stream)
-            if not is_same_stream(rows[0][1], snapshot.first_persisted_at):
-                return
-            for _, version, seq, *_ in session.rows(_load_snapshot, stream, snapshot.model):
-                if is_outdated(snapshot, version, seq, rows[0][0]):
-                    return
-                session.change("DELETE FROM snapshots WHERE stream = ? AND model = ?", stream, snapshot.model)
-            session.change(_save_snapshot, stream, *values)
-
-        self._writer.alone(0, save)
+        check_size(snapshot)
+        _text(snapshot.model)
+        self._writer.alone(0, lambda session: save(session, stream, snapshot))
 
     def delete_stream(
         self,

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from runstate.models.canonical import digest
 from runstate.models.rundir.events import RunEvent
-from runstate.models.rundir.evolve import Fold
+from runstate.models.rundir.evolve import Fold, terminal_states
 from runstate.models.rundir.state import RunDirectory
 from runstate.runtimes.telemetry import Telemetry
 from runstate.store import Store
@@ -65,6 +65,9 @@ class Trail:
         self._last_seq = done.seq
         event.ts = done.persisted_at
         self._fold.apply(kind, done.persisted_at, payload)
+        if kind in terminal_states:
+            # snapshot.json shows the end of the run as soon as there is one, also while the store stays open.
+            self._store.snapshots.save_now(self.run_id)
         for telemetry in self._telemetry:
             with watching():
                 telemetry.emit(event)
