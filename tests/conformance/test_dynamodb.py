@@ -419,6 +419,15 @@ def test_what_was_changed_by_hand_is_found(log: EventLog, console: Console, name
         assert (code, None if code.startswith("blob") or name == "feed entry" else "s", seq) in found
 
 
+@pytest.mark.parametrize("name", ["blob", "blob part"])
+def test_a_blob_that_was_changed_is_replaced_by_putting_it_again(log: EventLog, console: Console, name: str) -> None:
+    ref = log.put_blob(b"data")
+    changes[name][0](console)
+    assert log.put_blob(b"data") == ref
+    assert log.get_blob(ref) == b"data"
+    assert list(log.verify()) == []
+
+
 @pytest.mark.parametrize(
     ("name", "salvage", "left"),
     [

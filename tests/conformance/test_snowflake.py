@@ -526,6 +526,9 @@ def test_a_blob_of_several_parts_is_whole(log: EventLog, sql: Statement, monkeyp
     with pytest.raises(LogDamaged):
         log.get_blob(ref)
     assert found_in(log) == [("blob.digest_mismatch", None, None)]
+    log.put_blob(data)  # Putting it again replaces it.
+    assert log.get_blob(ref) == data
+    assert found_in(log) == []
 
 
 @pytest.mark.parametrize(

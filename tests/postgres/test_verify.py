@@ -51,3 +51,11 @@ def test_a_row_that_was_copied_in_is_found(log: PostgresLog, session: Session) -
         "WHERE seq = 3"
     )
     assert ("log.event_changed", 9) in [(finding.code, finding.seq) for finding in log.verify("s")]
+
+
+def test_a_blob_that_was_changed_is_replaced_by_putting_it_again(log: PostgresLog, session: Session) -> None:
+    ref = log.put_blob(b"data")
+    session.execute("UPDATE blobs SET data = 'x'")
+    assert log.put_blob(b"data") == ref
+    assert log.get_blob(ref) == b"data"
+    assert list(log.verify()) == []

@@ -142,3 +142,15 @@ def test_a_snapshot_moved_beyond_the_end_is_found_and_rebuilt(changed: tuple[Eve
     log.save_snapshot("s", snapshot(5))
     assert log.load_snapshot("s", "notes") == snapshot(5)
     assert list(log.verify()) == []
+
+
+def test_a_blob_that_was_changed_is_replaced_by_putting_it_again(tmp_path: Path) -> None:
+    with open_log(f"sqlite:{tmp_path}/log.db") as log:
+        ref = log.put_blob(b"data")
+        with sqlite3.connect(tmp_path / "log.db") as file:
+            file.execute("UPDATE blobs SET data = x'00'")
+        with pytest.raises(LogDamaged):
+            log.get_blob(ref)
+        log.put_blob(b"data")
+        assert log.get_blob(ref) == b"data"
+        assert list(log.verify()) == []

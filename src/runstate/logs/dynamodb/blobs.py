@@ -27,6 +27,9 @@ _names = {"#put_ms": "put_ms"}
 def put_blob(table: Table, data: bytes) -> BlobRef:
     name = digest(data)
     entry, moment = table.get((blobs, name)), _milliseconds(table)
+    if entry is not None and digest(blob_data(table, entry)) != name:  # It was changed.
+        table.delete_many([(blobs, name), *_part_keys(entry)])
+        entry = None
     if entry is None or not _is_kept(table, entry, moment):
         pieces = pieces_of(bytes(data))
         made = {"pk": blobs, "sk": name, "parts": len(pieces), "bytes": len(data), "put_ms": moment}

@@ -1,7 +1,8 @@
 """The blobs of a Snowflake log. Putting one again adds its rows again, with a later time, and changes none.
 
-So writers need no right to change or delete, and a collection, which removes rows by their time, never takes away what
-was put meanwhile. A blob without a time was put by an earlier version: a collection takes it for a new one.
+So writers need no right to change or delete, but for replacing a blob whose bytes were changed; and a collection, which
+removes rows by their time, never takes away what was put meanwhile. A blob without a time was put by an earlier
+version: a collection takes it for a new one.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from runstate.logs.blob_refs import mentioned_refs
 from runstate.logs.log import BlobRef
 from runstate.logs.row_repair import aside_tables
 from runstate.logs.snowflake.connections import NoSuchTable, Session
+from runstate.models.canonical import digest
 
 blob_part_bytes = 2 * 1024 * 1024
 """A blob is kept in parts, since a BINARY ends at 8 MB."""
 _newest = "SELECT COUNT(*), MAX(put_ms) FROM blobs WHERE digest = ?"
+_parts = "SELECT part, data FROM blobs WHERE digest = ? ORDER BY part"
 _put = "INSERT INTO blobs (digest, part, data, put_ms) SELECT ?, ?, ?, ?"
 _listed = """
 SELECT digest, SUM(bytes), MAX(put_ms) FROM (
@@ -30,13 +33,22 @@ def put(session: Session, name: str, data: bytes) -> None:
     parts = [data[at : at + blob_part_bytes] for at in range(0, max(1, len(data)), blob_part_bytes)]
     moment = _milliseconds(time())
     ((count, put_ms),) = session.rows(_newest, name)
-    if count and put_ms is not None and moment - int(put_ms) < refresh_s * 1000:
+    is_changed = count and digest(get(session, name) or b"") != name
+    if count and not is_changed and put_ms is not None and moment - int(put_ms) < refresh_s * 1000:
         return
     # Without the gate: if two put the same at once, there are two equal rows of each part, and one is read.
     session.begin()
+    if is_changed:
+        session.change("DELETE FROM blobs WHERE digest = ?", name)
     for number, part in enumerate(parts):
         session.change(_put, name, number, bytes(part), moment)
     session.commit()
+
+
+def get(session: Session, name: str) -> bytes | None:
+    """The bytes of a blob, as they are there."""
+    found = session.rows(_parts, name)
+    return b"".join(dict(found).values()) if found else None
 
 
 def mark_set_aside(session: Session, marked: Marked) -> None:

@@ -313,8 +313,7 @@ class SnowflakeLog(Handle):
 
     def get_blob(self, ref: BlobRef) -> bytes:
         self._check_open()
-        found = self._rows("SELECT part, data FROM blobs WHERE digest = ? ORDER BY part", blob_digest(ref) or "")
-        return checked_blob(ref, b"".join(dict(found).values()) if found else None)
+        return checked_blob(ref, self._connections.run(lambda session: blobs.get(session, blob_digest(ref) or "")))
 
     def collect_blobs(self, *, dry_run: bool = False, grace_s: float | None = None) -> Collected:
         self._check_open()

@@ -17,6 +17,10 @@ puts_table = "blob_puts"
 _make_puts = f"""
 CREATE TABLE IF NOT EXISTS {puts_table} (digest TEXT PRIMARY KEY, put_at REAL NOT NULL) WITHOUT ROWID
 """
+# Bytes that were changed are replaced by those that have the digest.
+_put = """
+INSERT INTO blobs VALUES (?, ?) ON CONFLICT (digest) DO UPDATE SET data = excluded.data WHERE data IS NOT excluded.data
+"""
 _refresh = f"""
 INSERT INTO {puts_table} VALUES (?, ?)
 ON CONFLICT (digest) DO UPDATE SET put_at = excluded.put_at WHERE put_at < excluded.put_at - ?
@@ -26,7 +30,7 @@ _exists = "SELECT 1 FROM sqlite_master WHERE name = ?"
 
 
 def put(connection: sqlite3.Connection, name: str, data: bytes) -> None:
-    connection.execute("INSERT OR IGNORE INTO blobs VALUES (?, ?)", (name, data))
+    connection.execute(_put, (name, data))
     connection.execute(_make_puts)
     connection.execute(_refresh, (name, time(), refresh_s))
 
