@@ -55,8 +55,9 @@ def die_before_the_second_snapshot(url: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("snapshot_every", [1, 7])
-def test_a_killed_store_has_a_snapshot_that_its_log_can_prove(tmp_path: Path, snapshot_every: int) -> None:
-    url, chance, most = f"sqlite:{tmp_path}/log.db", random.Random(snapshot_every), 0
+@pytest.mark.parametrize("scheme", ["sqlite", "postgresql"])
+def test_a_killed_store_has_a_snapshot_that_its_log_can_prove(tmp_path: Path, scheme: str, snapshot_every: int) -> None:
+    url, chance, most = url_at(scheme, tmp_path / "log"), random.Random(snapshot_every), 0
     for _ in range(8):
         acknowledged = count_and_die(url, snapshot_every, until=most + chance.randrange(1, 40))
         with runstate.open(url, model=Counter()) as store:
@@ -96,7 +97,8 @@ def test_a_snapshot_that_a_killed_store_did_not_save_is_saved_by_the_next_read(t
 def count_and_die(url: str, snapshot_every: int, until: int) -> int:
     """Run `main` in a process, kill it once it has counted that far; the last number that it acknowledged."""
     command = [sys.executable, "-m", "tests.crash.test_killed_store", url, str(snapshot_every)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    environment = {**os.environ, **credentials}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if int(line) >= until:
