@@ -27,6 +27,7 @@ from runstate.pipeline.failures import readable
 from runstate.pipeline.jobs import read_view
 from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.origins import model_of
+from runstate.pipeline.relative_urls import located
 from runstate.pipeline.rows import pack
 from runstate.pipeline.shared_storage import marked
 from runstate.pipeline.views import Request, Task, View
@@ -93,7 +94,7 @@ def _rows(task: Task) -> Iterator[pa.RecordBatch]:
         raise InvalidOption("Archive with runstate.pipeline.archive.archive, or with runstate pipeline archive")
     archiving = msgspec.json.decode(options["archiving"], type=Archiving)
     counts, refused = Counter[str](events=0), list[RunOutcome]()
-    with open_log(url, create=False) as log:
+    with open_log(located(url), create=False) as log:
         archiver = Archiver(log, task.model, ArchiveDirectory(Path(options["to"])), archiving)
         for outcome in archiver.run(infos(log, task.shard.after, task.shard.until)):
             counts[outcome.outcome] += 1

@@ -19,6 +19,7 @@ from runstate.errors import InvalidUrl, LogNotFound, NotALog, redact, shown_url
 from runstate.logs.log import Finding, Head, Record, StoredSnapshot
 from runstate.models.model import AnyModel
 from runstate.pipeline.origins import Lines, NumberedLines, StreamReader
+from runstate.pipeline.relative_urls import located
 from runstate.pipeline.rows import event_schema
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.sorted_files import FileEntry
@@ -138,7 +139,7 @@ class TableOrigin:
         if not path:
             raise InvalidUrl("table: names no directory: write table:DIR")
         self.url = shown_url(url)
-        self.table = open_event_table(Path(path))
+        self.table = open_event_table(Path(located(url).removeprefix("table:")))
         self.model_name: str | None = self.table.info.model
         if not self.table.commits():
             raise LogNotFound(f"The table in {path} was never finished; run its ingest again", path=path)

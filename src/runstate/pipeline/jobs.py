@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -51,7 +52,7 @@ def read_view(
     """
     named = [urls] if isinstance(urls, str) else list(urls)
     register(spark)
-    wanted = {"url": msgspec.json.encode(named).decode(), "view": view, **options}
+    wanted = {"url": msgspec.json.encode(named).decode(), "view": view, "base": os.getcwd(), **options}
     if shards is not None:
         wanted["shards"] = str(shards)
     else:

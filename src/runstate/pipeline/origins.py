@@ -17,6 +17,7 @@ from runstate.logs.log import Capability, EventLog, Finding, Head, Record, Store
 from runstate.logs.pairing import default_model, holder, recorded_model, recorded_names
 from runstate.logs.registry import open_log
 from runstate.models.registry import find_model, resolve_model
+from runstate.pipeline.relative_urls import located
 from runstate.pipeline.shards import Shard, cut
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ class LogOrigin:
 
     def __init__(self, url: str) -> None:
         self.url = shown_url(url)
-        self._log = open_log(url, create=False)
+        self._log = open_log(located(url), create=False)
         if Capability.DURABLE not in self._log.capabilities:
             raise Unsupported(f"{url[:80]!r} lives in the memory of one process; Spark's executors cannot read it")
 
@@ -217,7 +218,9 @@ def model_of(urls: Sequence[str], given: str | None) -> str:
     """
     if given is None:
         recorded = _recorded_model(urls[0])
-        given = default_model(urls[0]) if recorded is None else resolve_model(recorded, None, urls[0][:200]).name
+        given = (
+            default_model(located(urls[0])) if recorded is None else resolve_model(recorded, None, urls[0][:200]).name
+        )
     find_model(given)
     for url in urls:
         try:
@@ -241,6 +244,7 @@ def _recorded_model(url: str) -> str | None:
         ModelMismatch: a log holds streams of several models.
         LogNotFound, NotALog: there is no such table or archive.
     """
+    url = located(url)
     if url.startswith("table:"):
         return open_origin(url).model_name
     if url.startswith(("archive:", "files:")):

@@ -27,6 +27,7 @@ from runstate.errors import EventTooLarge, InvalidUrl, LogFailed, LogNotFound, R
 from runstate.models.canonical import is_text
 from runstate.models.model import AnyModel
 from runstate.pipeline.options import InvalidOption
+from runstate.pipeline.relative_urls import located
 from runstate.pipeline.rows import event_schema, pack
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.views import Request, Task, View
@@ -173,7 +174,7 @@ def _plan(request: Request, count: int) -> list[Shard]:
         return cut_parts(plan.parts, count, plan.bounds)
     if other := [url for url in request.urls if not url.startswith(scheme)]:
         raise InvalidUrl(f"The view 'lines' reads files:PATH, not {other[0][:80]!r}")
-    files = dict.fromkeys(file for url in request.urls for file in find_files(url))
+    files = dict.fromkeys(file for url in request.urls for file in find_files(located(url)))
     return cut_parts([whole(file) for file in files], count)
 
 

@@ -11,7 +11,9 @@ The source takes no filters from Spark: see `selection`.
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 
 import msgspec
 import pyarrow as pa
@@ -29,6 +31,7 @@ from pyspark.sql.types import StructType
 from runstate.pipeline.failures import told_to_driver
 from runstate.pipeline.options import InvalidOption, names_in
 from runstate.pipeline.origins import model_of
+from runstate.pipeline.relative_urls import located, relative_to
 from runstate.pipeline.selection import Selection, read_selection
 from runstate.pipeline.shards import Shard, events_min
 from runstate.pipeline.shared_storage import check_shared
@@ -36,7 +39,7 @@ from runstate.pipeline.views import Request, Task, schema_of, view_named
 
 shards_default = 16
 _streaming = frozenset({"events_per_batch"})
-_general = frozenset({"url", "view", "model", "shards", "shards_max", "path", "columns", "marker"}) | _streaming
+_general = frozenset({"url", "view", "model", "shards", "shards_max", "path", "columns", "base", "marker"}) | _streaming
 
 
 def register(spark: SparkSession) -> None:
@@ -89,7 +92,7 @@ class RunstateSource(DataSource):
 
         if overwrite:
             raise InvalidOption("A log is only ever appended to: write with mode('append')")
-        return EventWriter(self._url(), self._options, schema)
+        return EventWriter(located(self._url()), self._options, schema)
 
     def request(self) -> Request:
         """
@@ -101,12 +104,13 @@ class RunstateSource(DataSource):
         if unknown := sorted(self._options.keys() - _general - view.options - view.selects):
             raise InvalidOption(f"The view {name!r} has no option {unknown[0]!r}")
         urls = urls_of(self._url())
-        model = model_of(urls, self._options.get("model"))
         own = {name: value for name, value in self._options.items() if name in view.options}
         columns = names_in(self._options["columns"], "columns") if "columns" in self._options else ()
         least = 1 if "shards" in self._options else events_min
-        marker = self._options.get("marker", "")
-        return Request(urls, name, model, columns, own, read_selection(self._options), least, marker)
+        base, marker = self._options.get("base", os.getcwd()), self._options.get("marker", "")
+        with relative_to(base):
+            model = model_of(urls, self._options.get("model"))
+        return Request(urls, name, model, columns, own, read_selection(self._options), least, base, marker)
 
     def _url(self) -> str:
         url = self._options.get("url") or self._options.get("path")
@@ -130,13 +134,15 @@ class StreamsReader(DataSourceReader):
     def __init__(self, request: Request, count: int) -> None:
         self._request, self._count = request, count
 
-    def _check_storage(self) -> None:
+    @contextmanager
+    def _working(self) -> Iterator[None]:
         if self._request.marker:
             check_shared(self._request.marker)
+        with relative_to(self._request.base):
+            yield
 
     def partitions(self) -> Sequence[InputPartition]:
-        with told_to_driver():
-            self._check_storage()
+        with told_to_driver(), self._working():
             shards = view_named(self._request.view).plan(self._request, self._count)
         return [InputPartition(shard) for shard in shards]
 
@@ -146,8 +152,7 @@ class StreamsReader(DataSourceReader):
             view, columns = view_named(self._request.view), list(self._request.columns)
             # A worker has more objects from its imports than a task ever holds: the collector need not go over them.
             gc.freeze()
-            with told_to_driver():
-                self._check_storage()
+            with told_to_driver(), self._working():
                 for batch in view.rows(Task(self._request, shard)):
                     yield batch.select(columns) if columns and not view.narrows else batch
 

@@ -32,6 +32,8 @@ class Request(msgspec.Struct, frozen=True):
     selection: Selection = Selection()
     shard_weight_min: int = 1
     """Shards are at least this large, or there are fewer than was asked for."""
+    base: str = ""
+    """The driver's working directory, which relative URLs begin at."""
     marker: str = ""
     """Of the directory that the tasks write to: see `shared_storage`."""
 
