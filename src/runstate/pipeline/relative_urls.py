@@ -29,4 +29,4 @@ def relative_to(base: str) -> Iterator[None]:
     try:
         yield
     finally:
-        _base.remove(base)
+        _base.pop()
