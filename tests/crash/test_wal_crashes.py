@@ -16,7 +16,7 @@ from runstate.conformance.notes import note, notes
 from runstate.conformance.simulated_disk import Operation, SimulatedDisk, every_crash, every_kill
 from runstate.errors import AppendOutcomeUnknown, LogClosed, LogFailed, LogFull, StreamNotFound
 from runstate.logs.log import Record, StoredSnapshot
-from runstate.logs.wal import WalLog
+from runstate.logs.wal import WalLog, compaction
 from runstate.logs.wal.archive import segments
 from runstate.logs.wal.entries import proven_entry
 from runstate.logs.wal.files import StreamFiles
@@ -24,6 +24,7 @@ from runstate.logs.wal.ledger import Ledger, read_ledger, reserve_step
 from runstate.logs.wal.options import WalOptions
 from runstate.logs.wal.writer import Writer
 from runstate.models.canonical import digest
+from runstate.storage.disk import File
 
 root = PurePosixPath("/streams")
 wal = root / "s" / "wal.jsonl"
@@ -569,3 +570,34 @@ def test_a_copy_that_a_power_cut_ended_is_finished_by_the_next_one() -> None:
         assert [finding for finding in log.verify() if finding.severity == "damage"] == [], crash.during
         log.close()
     assert hidden, "no crash left zeros, and the case in question was not met"
+
+
+def test_what_is_appended_while_a_checkpoint_copies_the_wal_survives_a_power_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def scenario(disk: SimulatedDisk) -> Iterator[str]:
+        log, copy = opened(disk), compaction._copied
+        for key in sent[:3]:
+            log.append("s", notes(key))
+            yield key
+            if key != "k2":
+                checkpoint(log)
+
+        def copy_and_append(file: File, start: int, end: int, target: File) -> int:
+            copied = copy(file, start, end, target)
+            monkeypatch.setattr(compaction, "_copied", copy)
+            log.append("s", notes("k3"))
+            return copied
+
+        monkeypatch.setattr(compaction, "_copied", copy_and_append)
+        checkpoint(log)
+        yield "k3"
+        log.close()
+
+    met = 0
+    for crash in every_crash(scenario, states_max=300):
+        seen = state(opened(crash.disk))
+        assert seen == sent[: len(seen)], crash.during
+        assert len(seen) >= len(crash.acknowledged), crash.during
+        met += "k3" in crash.acknowledged
+    assert met
