@@ -10,7 +10,7 @@ from runstate.errors import InvalidEvent, InvalidJson, InvalidTransition, ModelF
 from runstate.logs.log import EventLog, Finding, Record
 from runstate.logs.quarantine import way_out
 from runstate.models.model import Alert, AnyModel
-from runstate.models.model_errors import translate_model_errors
+from runstate.models.model_errors import UNKNOWN_EVENT, translate_model_errors
 
 unfoldable = (InvalidEvent, InvalidJson, ModelFailed)
 impossible_max = 1000
@@ -95,10 +95,17 @@ def find_impossible(log: EventLog, model: AnyModel, stream: str, state: Any, aft
 
 
 def _impossible(stream: str, record: Record, alert: Alert) -> Finding:
-    message = (
-        f"{record.type} is intact, and impossible where it stands: {alert.why}. Append the event that corrects "
-        f"it, if the state is not what it should be. {way_out(stream, record.seq)}"
-    )
+    if alert.code == UNKNOWN_EVENT:
+        message = (
+            f"{record.type} is intact, and unknown to this version of the model: it changes nothing. "
+            "If a newer version wrote it, open the log with that one"
+        )
+    else:
+        message = (
+            f"{record.type} is intact, and impossible where it stands: {alert.why}. Append the event that corrects "
+            "it, if the state is not what it should be"
+        )
+    message = f"{message}. {way_out(stream, record.seq)}"
     details = {"eventId": record.event_id, "refusal": alert.code}
     return Finding(
         code=InvalidTransition.code,

@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from runstate.errors import InvalidEvent, InvalidJson, ModelFailed, RunstateError
 from runstate.models.model import AnyModel
 
+UNKNOWN_EVENT = "UNKNOWN_EVENT"
+"""The code of an alert of `Model.refusals`: this version of the model does not know the type of the event."""
+
 
 @contextmanager
 def translate_model_errors(model: AnyModel, stream: str) -> Iterator[None]:

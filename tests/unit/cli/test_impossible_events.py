@@ -19,6 +19,7 @@ started = (
 )
 completed = b'{"type":"queue:completed","queue_name":"q","item_id":"x"}'
 stopped = b'{"type":"worker:stopped","worker_name":"w"}'
+malformed = b'{"type":"worker:started","worker_name":7}'
 unknown = b'{"type":"worker:cloned","worker_name":"w"}'
 
 
@@ -85,16 +86,29 @@ def test_an_impossible_event_of_an_engine_is_named_too(cli: Cli) -> None:
     assert (found["code"], found["seq"]) == ("event.invalid_transition", 3)
 
 
-def test_an_unknown_kind_is_damage_with_its_seq(cli: Cli) -> None:
-    store("wal:log", started, unknown, stopped)
+def test_a_malformed_event_is_damage_with_its_seq(cli: Cli) -> None:
+    store("wal:log", started, malformed, stopped)
     verified = cli("verify", "wal:log", "--json")
     (found,) = verified.rows
     assert (verified.code, found["code"], found["seq"]) == (1, "event.invalid", 2)
-    assert "worker:cloned" in found["message"]
+    assert "worker:started" in found["message"]
+
+
+def test_an_unknown_kind_is_kept_changes_nothing_and_is_named_with_its_seq(cli: Cli) -> None:
+    store("wal:known", started, stopped)
+    store("wal:log", started, unknown, stopped)
+    assert cli("daemon", "state", "log").out == cli("daemon", "state", "known").out
+    assert [row["type"] for row in cli("fetch", "wal:log", "daemon").rows][1] == "worker:cloned"
+    verified = cli("verify", "wal:log", "--json")
+    (found,) = verified.rows
+    assert (verified.code, found["severity"], found["seq"]) == (0, "warning", 2)
+    assert "worker:cloned is intact, and unknown to this version of the model: it changes nothing" in found["message"]
+    assert cli("repair", "wal:log", "daemon", "--quarantine", "2").code == 0
+    assert cli("verify", "wal:log").code == 0
 
 
 def test_a_salvage_closes_the_gap_of_an_entry_that_was_deleted_by_hand(cli: Cli) -> None:
-    store("wal:log", started, unknown, stopped)
+    store("wal:log", started, malformed, stopped)
     wal = Path("log/daemon/wal.jsonl")
     Path("kept.jsonl").write_bytes(wal.read_bytes())
     wal.write_bytes(b"".join(line for line in wal.read_bytes().splitlines(True) if b'{"seq":2,' not in line))

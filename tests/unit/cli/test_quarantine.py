@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.commands import Cli
 from tests.log_urls import durable_schemes, url_at
-from tests.unit.cli.test_impossible_events import append, completed, started, stopped, store, unknown
+from tests.unit.cli.test_impossible_events import append, completed, malformed, started, stopped, store
 
 import runstate
 from runstate.errors import InvalidEvent
@@ -57,8 +57,8 @@ def advice(message: str, url: str) -> list[str]:
     return shlex.split(command.replace("URL", url))[1:]
 
 
-def test_the_advice_for_an_unknown_kind_takes_it_out(cli: Cli, url: str) -> None:
-    store(url, started, second, unknown, stopped)
+def test_the_advice_for_a_malformed_event_takes_it_out(cli: Cli, url: str) -> None:
+    store(url, started, second, malformed, stopped)
     before = bodies(url)
     (found,) = cli("verify", url, "--json").rows
     done = cli(*advice(found["message"], url), "--json")
@@ -83,7 +83,7 @@ def test_the_advice_for_an_impossible_event_takes_it_out(cli: Cli, url: str) -> 
 
 
 def test_the_dry_run_says_what_is_done_and_writes_nothing(cli: Cli, url: str, tmp_path: Path) -> None:
-    store(url, started, unknown, stopped)
+    store(url, started, malformed, stopped)
     before = bodies(url)
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     would = cli("repair", url, "daemon", "--quarantine", "2", "--dry-run", "--json")
@@ -95,7 +95,7 @@ def test_the_dry_run_says_what_is_done_and_writes_nothing(cli: Cli, url: str, tm
 
 
 def test_the_first_and_the_last_event_can_be_quarantined(cli: Cli, url: str) -> None:
-    store(url, unknown, started, unknown)
+    store(url, malformed, started, malformed)
     before = bodies(url)
     assert cli("repair", url, "daemon", "--quarantine", "3").code == 0
     assert bodies(url) == before[:2]
@@ -113,7 +113,7 @@ def test_an_event_that_nothing_is_wrong_with_is_refused(cli: Cli, url: str) -> N
 
 
 def test_what_is_not_there_is_refused(cli: Cli, url: str) -> None:
-    store(url, started, unknown)
+    store(url, started, malformed)
     assert cli("repair", url, "daemon", "--quarantine", "3").code == 3
     assert cli("repair", url, "none", "--quarantine", "1").code == 3
 
@@ -121,7 +121,7 @@ def test_what_is_not_there_is_refused(cli: Cli, url: str) -> None:
 @pytest.mark.parametrize("scheme", ["sqlite", "ndjson", "segments"])
 def test_a_damaged_stream_is_repaired_first(cli: Cli, scheme: str) -> None:
     url = f"{scheme}:log"
-    store(url, started, unknown, stopped)
+    store(url, started, malformed, stopped)
     if scheme == "sqlite":
         with closing(sqlite3.connect("log")) as connection, connection:
             connection.execute("DROP TRIGGER events_are_never_updated")
@@ -140,7 +140,7 @@ def test_a_damaged_stream_is_repaired_first(cli: Cli, scheme: str) -> None:
 @pytest.mark.parametrize("scheme", ["ndjson", "wal"])
 def test_a_stream_that_a_writer_holds_is_left_alone(cli: Cli, scheme: str) -> None:
     url = f"{scheme}:log"
-    store(url, started, unknown)
+    store(url, started, malformed)
     with open_log(url) as log:
         append(log, "late", second)  # The writer holds the stream until the log is closed.
         assert cli("repair", url, "daemon", "--quarantine", "2").code == 4
@@ -148,7 +148,7 @@ def test_a_stream_that_a_writer_holds_is_left_alone(cli: Cli, scheme: str) -> No
 
 
 def test_usage_is_checked(cli: Cli) -> None:
-    store("sqlite:log", started, unknown)
+    store("sqlite:log", started, malformed)
     assert cli("repair", "sqlite:log", "--quarantine", "2").code == 2
     assert cli("repair", "sqlite:log", "daemon", "--quarantine", "2", "--salvage").code == 2
     assert cli("repair", "sqlite:log", "daemon", "--quarantine", "0").code == 2
@@ -170,10 +170,10 @@ def aside_file() -> Path:
 @pytest.mark.parametrize("scheme", numbered)
 def test_the_events_behind_it_can_be_appended_again(cli: Cli, scheme: str) -> None:
     url = f"{scheme}:log"
-    store(url, started, unknown, second, stopped)
+    store(url, started, malformed, second, stopped)
     assert cli("repair", url, "daemon", "--quarantine", "2").code == 0
     first, *behind = aside_file().read_bytes().splitlines(keepends=True)
-    assert msgspec.json.decode(first)["type"] == "worker:cloned"
+    assert msgspec.json.decode(first)["type"] == "worker:started"
     appended = cli("append", url, "--model", "daemon", stdin=b"".join(behind))
     assert [row["seq"] for row in appended.rows] == [2, 3]
     assert [row["type"] for row in cli("fetch", url, "daemon").rows] == ["worker:started"] * 2 + ["worker:stopped"]
@@ -211,7 +211,7 @@ def test_the_query_of_the_format_page_gives_what_a_plain_repair_has_set_aside(cl
 
 
 def test_a_salvage_leaves_a_quarantined_event_where_it_is(cli: Cli, url: str) -> None:
-    store(url, started, second, unknown)
+    store(url, started, second, malformed)
     assert cli("repair", url, "daemon", "--quarantine", "3").code == 0
     left = bodies(url)
     assert cli("repair", url, "--salvage").code == 0
@@ -224,7 +224,7 @@ def test_the_blobs_of_a_quarantined_event_stay_until_it_is_removed(cli: Cli) -> 
         with open_log(url) as log:
             ref = log.put_blob(b"a picture")
             append(log, "e1", started)
-            append(log, "e2", unknown[:-1] + b',"picture":"%b"}' % ref.encode())
+            append(log, "e2", malformed[:-1] + b',"picture":"%b"}' % ref.encode())
         assert cli("repair", url, "daemon", "--quarantine", "2").code == 0
         assert cli("gc", url, "--older-than", "0s", "--json").rows[-1]["removed"] == []
         if scheme == "sqlite":
@@ -237,7 +237,7 @@ def test_the_blobs_of_a_quarantined_event_stay_until_it_is_removed(cli: Cli) -> 
 
 
 def test_several_events_that_cannot_be_folded_are_taken_out_one_by_one(cli: Cli) -> None:
-    store("sqlite:log", started, unknown, unknown, stopped)
+    store("sqlite:log", started, malformed, malformed, stopped)
     for seq in ("2", "3"):
         assert cli("verify", "sqlite:log").code == 1
         assert cli("repair", "sqlite:log", "daemon", "--quarantine", seq).code == 0
@@ -245,7 +245,7 @@ def test_several_events_that_cannot_be_folded_are_taken_out_one_by_one(cli: Cli)
 
 
 def test_an_event_behind_one_that_cannot_be_folded_is_not_judged(cli: Cli) -> None:
-    store("sqlite:log", started, unknown, completed)
+    store("sqlite:log", started, malformed, completed)
     refused = cli("repair", "sqlite:log", "daemon", "--quarantine", "3")
     assert refused.code == 2
     assert "--quarantine 2" in refused.err
@@ -287,7 +287,7 @@ def test_a_projector_that_has_passed_the_event_goes_on(cli: Cli, scheme: str, se
 @pytest.mark.parametrize("seq", [2, 3])
 def test_a_projector_that_stopped_at_the_event_goes_on(cli: Cli, seq: int) -> None:
     lines = [started, second, second.replace(b'"v"', b'"u"')]
-    lines[seq - 1] = unknown
+    lines[seq - 1] = malformed
     store("sqlite:log", *lines)
     with runstate.open("sqlite:log", "daemon", snapshot_every=0, on_alert=lambda alert: None) as projected:
         projector = Projector(projected)

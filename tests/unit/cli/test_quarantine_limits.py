@@ -16,7 +16,7 @@ import pytest
 from tests.commands import Cli
 from tests.fleets import histories, put_blobs
 from tests.log_urls import url_at
-from tests.unit.cli.test_impossible_events import append, completed, started, stopped, store, unknown
+from tests.unit.cli.test_impossible_events import append, completed, malformed, started, stopped, store
 from tests.unit.cli.test_quarantine import bodies, folded, second, stored_state
 
 import runstate
@@ -47,7 +47,7 @@ def test_an_interrupted_quarantine_of_a_database_leaves_the_stream_as_it_was(
     scheme: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = url_at(scheme, tmp_path / "log")
-    store(url, started, unknown, stopped)
+    store(url, started, malformed, stopped)
     before = bodies(url)
     module, name, value = last_steps[scheme]
     with monkeypatch.context() as patch:
@@ -126,7 +126,7 @@ def test_an_event_behind_a_checkpoint_can_be_quarantined(cli: Cli) -> None:
     store("wal:log", started)
     compacted(cli, "wal:log")
     with open_log("wal:log") as log:
-        append(log, "bad", unknown)
+        append(log, "bad", malformed)
         append(log, "late", stopped)
     (found,) = cli("verify", "wal:log", "--json").rows
     assert cli("repair", "wal:log", "daemon", "--quarantine", str(found["seq"])).code == 0
@@ -146,7 +146,7 @@ def test_an_event_in_the_archive_of_a_wal_is_refused_with_what_to_do(cli: Cli) -
 
 
 def test_the_seq_of_a_quarantined_entry_is_not_given_again(cli: Cli) -> None:
-    store("wal:log", started, unknown)
+    store("wal:log", started, malformed)
     assert cli("repair", "wal:log", "daemon", "--quarantine", "2").code == 0
     with open_log("wal:log") as log:
         append(log, "late", stopped)
@@ -155,7 +155,7 @@ def test_the_seq_of_a_quarantined_entry_is_not_given_again(cli: Cli) -> None:
 
 
 def test_a_salvage_does_not_take_a_quarantined_entry_out_of_a_backup(cli: Cli) -> None:
-    store("wal:log", started, unknown)
+    store("wal:log", started, malformed)
     wal = Path("log/daemon/wal.jsonl")
     wal.with_name("wal.jsonl.bak").write_bytes(wal.read_bytes())
     assert cli("repair", "wal:log", "daemon", "--quarantine", "2").code == 0
@@ -179,7 +179,7 @@ def test_an_archive_refuses_with_what_to_do(cli: Cli) -> None:
 
 
 def test_a_sqlite_file_whose_structure_is_damaged_is_left_alone(cli: Cli) -> None:
-    store("sqlite:log", started, unknown)
+    store("sqlite:log", started, malformed)
     with closing(sqlite3.connect("log")) as connection, connection:
         connection.execute("PRAGMA writable_schema = ON")
         connection.execute("UPDATE sqlite_master SET sql = replace(sql, 'digest TEXT NOT NULL', 'digest TEXT') ")

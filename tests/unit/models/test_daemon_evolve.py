@@ -19,6 +19,7 @@ from runstate.models.daemon import events as e
 from runstate.models.daemon.events import DaemonEvent
 from runstate.models.daemon.lines import encode
 from runstate.models.daemon.state import Session, Signal, Step, StoredRunbook, Workspace
+from runstate.models.model import Alert
 
 created = e.PipelineCreated("p", "build", "nightly", {"a": 1}, "h", "/src", "build", 7)
 started = e.WorkerStarted("w", "/src", "h", "q", 2)
@@ -389,9 +390,31 @@ def test_a_large_state_is_written_in_many_pieces() -> None:
     assert DAEMON.load(DAEMON.dump(state)) == state
 
 
-def test_a_line_that_is_no_event_fails_the_fold() -> None:
+@pytest.mark.parametrize("line", [b'{"type":"queue:pushed","queue_name":7}', b'{"kind":"x"}', b"[]", b'{"type":7}'])
+def test_a_line_that_is_no_event_fails_the_fold(line: bytes) -> None:
     with pytest.raises(InvalidEvent):
-        DAEMON.fold(DAEMON.initial("daemon"), [b'{"type":"queue:gone"}'])
+        DAEMON.fold(DAEMON.initial("daemon"), [line])
+
+
+def test_a_type_that_is_not_known_changes_nothing() -> None:
+    pushed, line = e.QueuePushed("q", "i", {"n": 1}, 7), b'{"type":"queue:gone","queue_name":"q","daemon":"d","n":1.5}'
+    state = DAEMON.fold(fold(pushed), [line])
+    assert state == fold(pushed)
+    event = DAEMON.decode(line)
+    assert (event.daemon, DAEMON.envelope(line).type) == ("d", "queue:gone")
+    assert DAEMON.describe(event).details == {"n": 1.5}
+    alerts: list[Alert] = []
+    DAEMON.fold(fold(pushed), [line], alerts.append)
+    assert [alert.code for alert in alerts] == ["UNKNOWN_EVENT"]
+    with pytest.raises(InvalidEvent):  # It can be kept, and not be written by this version.
+        DAEMON.draft(event)
+
+
+def test_members_that_are_not_known_change_nothing() -> None:
+    pushed = e.QueuePushed("q", "i", {"n": 1}, 7)
+    line = msgspec.json.encode(msgspec.to_builtins(pushed) | {"priority": 3})
+    assert DAEMON.decode(line) == pushed
+    assert DAEMON.fold(DAEMON.initial("daemon"), [line]) == fold(pushed)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"null", b"{}", b"\xff", b'{"pipelines":{}}', b"[" * 100_000])

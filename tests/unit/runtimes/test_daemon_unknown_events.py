@@ -14,7 +14,7 @@ from runstate.models.daemon.model import DaemonDraft
 from runstate.runtimes.daemon import Daemon
 
 
-@pytest.mark.parametrize("line", [b'{"type":"alien:landed"}', b'{"type":"queue:pushed","queue_name":7}', b"[]"])
+@pytest.mark.parametrize("line", [b'{"type":"queue:pushed","queue_name":7}', b"[]"])
 @pytest.mark.parametrize("is_checkpointed", [False, True])
 def test_an_event_that_no_daemon_wrote_is_named_with_its_seq_and_can_be_shown(
     cli: Cli, tmp_path: Path, line: bytes, is_checkpointed: bool

@@ -296,5 +296,13 @@ class WorkerPollComplete(DaemonEvent, frozen=True, tag="worker:poll_complete"):
 event_types: tuple[type[DaemonEvent], ...] = tuple(DaemonEvent.__subclasses__())
 
 
+class UnknownEvent(DaemonEvent, frozen=True, tag="unknown"):
+    """A stored event of a type that this version does not know. It is kept as it is, and changes nothing."""
+
+    kind: str
+    members: dict[str, Any]
+    """All of its JSON."""
+
+
 def tag_of(event: DaemonEvent) -> str:
-    return str(event.__struct_config__.tag)
+    return event.kind if isinstance(event, UnknownEvent) else str(event.__struct_config__.tag)

@@ -10,7 +10,7 @@ import msgspec
 
 from runstate.errors import InvalidEvent
 from runstate.models.canonical import canonical, check_value, integer_max, parse
-from runstate.models.daemon.events import DaemonEvent, event_types, tag_of
+from runstate.models.daemon.events import DaemonEvent, UnknownEvent, event_types, tag_of
 from runstate.models.model import check_file_stream, stable_uuid
 
 
@@ -28,6 +28,9 @@ def from_line(line: bytes) -> DaemonEvent:
 def decode(line: bytes) -> DaemonEvent:
     """A stored line as a typed event. It was checked when it was appended, so its rules are not all run again.
 
+    Another version may have written it: a type that this one does not know gives an `UnknownEvent`, and members that
+    it does not know are left out.
+
     Raises:
         InvalidEvent: the line is no event of a daemon.
     """
@@ -35,8 +38,8 @@ def decode(line: bytes) -> DaemonEvent:
         return decode_fast(line)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         try:
-            # Rare, and right: an integer that is written as 1.0.
-            return _from_members(msgspec.json.decode(line))
+            # Rare, and right: an integer that is written as 1.0, or an event of another version.
+            return _from_stored(msgspec.json.decode(line))
         except (msgspec.MsgspecError, UnicodeError, RecursionError, InvalidEvent):
             raise InvalidEvent(f"A stored line is no event of a daemon: {error}") from error
 
@@ -72,7 +75,19 @@ def encode(event: DaemonEvent) -> bytes:
 
 def id_of(event: DaemonEvent) -> str:
     """The event's id: its own, or the one that its stream and its content give."""
-    return event.event_id or stable_uuid(event.daemon, canonical(msgspec.to_builtins(event)).decode())
+    members = event.members if isinstance(event, UnknownEvent) else msgspec.to_builtins(event)
+    return event.event_id or stable_uuid(event.daemon, canonical(members).decode())
+
+
+def _from_stored(members: Any) -> DaemonEvent:
+    kind = members.get("type") if isinstance(members, dict) else None
+    if not isinstance(kind, str):
+        raise InvalidEvent("It has no type")
+    if (found := _types.get(kind)) is not None:
+        known = {"type", *found.__struct_encode_fields__}
+        return _from_members({name: value for name, value in members.items() if name in known})
+    named = {name: members[name] for name in ("daemon", "event_id") if name in members}
+    return msgspec.convert({"type": "unknown", "kind": kind, "members": members, **named}, UnknownEvent)
 
 
 def _from_members(members: Any) -> DaemonEvent:

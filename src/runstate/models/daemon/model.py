@@ -11,12 +11,13 @@ from runstate.models.canonical import canonical
 from runstate.models.daemon import activity as daemon_activity
 from runstate.models.daemon import evolve as daemon_evolve
 from runstate.models.daemon import state as daemon_state
-from runstate.models.daemon.events import DaemonEvent, tag_of
+from runstate.models.daemon.events import DaemonEvent, UnknownEvent, tag_of
 from runstate.models.daemon.lines import check, decode, encode, from_line, id_of
 from runstate.models.daemon.refusals import refusal
 from runstate.models.daemon.state import MaterializedState
 from runstate.models.envelope import Envelope
 from runstate.models.model import Alert, AlertSink, Description, Draft, Model, describe_members
+from runstate.models.model_errors import UNKNOWN_EVENT
 
 _subjects = ("item_id", "id", "step", "agent_id", "session_id", "worker_name", "queue_name", "pipeline_id", "hash")
 """The member that an event is about, the most particular first."""
@@ -74,6 +75,9 @@ class DaemonModel(Model[DaemonEvent, DaemonEvent, MaterializedState]):
         return after
 
     def refusals(self, state: MaterializedState, event: DaemonEvent) -> list[Alert]:
+        if isinstance(event, UnknownEvent):
+            details = {"eventType": event.kind, "why": "this version of the model does not know it"}
+            return [Alert(code=UNKNOWN_EVENT, level="P3", subject=event.daemon, event_id=id_of(event), details=details)]
         why = refusal(state, event)
         if why is None:
             return []
@@ -105,7 +109,7 @@ class DaemonModel(Model[DaemonEvent, DaemonEvent, MaterializedState]):
         return "working" if state.pipelines or state.queue_items else "idle"
 
     def describe(self, event: DaemonEvent) -> Description:
-        members = msgspec.to_builtins(event, str_keys=True)
+        members = dict(event.members) if isinstance(event, UnknownEvent) else msgspec.to_builtins(event, str_keys=True)
         for shown_elsewhere in ("type", "event_id", "daemon"):
             members.pop(shown_elsewhere, None)
         return describe_members(members, *_subjects)
