@@ -24,8 +24,8 @@ from runstate.logs.archive.directory import ArchiveDirectory
 from runstate.logs.registry import open_log
 from runstate.pipeline.archive import archive
 from runstate.pipeline.audit import audit, summary
-from runstate.pipeline.failures import PipelineFailed
 from runstate.pipeline.jobs import ingest, read_view, replay
+from runstate.pipeline.options import InvalidOption
 from runstate.retention import Archiving, infos
 from runstate.store import open as open_store
 
@@ -109,7 +109,7 @@ def test_what_cannot_be_archived_is_told_before_a_task_is_started(spark: SparkSe
     with ArchiveDirectory(tmp_path / "archive").alone(), pytest.raises(LogBusy):
         archive(spark, url, tmp_path / "archive", everything)
     assert not (tmp_path / "second").exists()
-    with pytest.raises(PipelineFailed, match="no option"):
+    with pytest.raises(InvalidOption, match="no option"):
         read_view(spark, url, "archive", model="engine", older="1").collect()
 
 

@@ -26,7 +26,7 @@ from runstate.pipeline.plain_files import find_files
 from runstate.pipeline.session import is_remote
 from runstate.pipeline.shared_storage import marked
 from runstate.pipeline.sorted_files import FileEntry
-from runstate.pipeline.source import register
+from runstate.pipeline.source import RunstateSource, register
 from runstate.pipeline.table import Commit, Table, TableInfo
 from runstate.pipeline.views import Request
 from runstate.store_options import event_bytes_default
@@ -59,6 +59,7 @@ def read_view(
         wanted["shards_max"] = str(_tasks_per_core * _cores(spark))
     if model is not None:
         wanted["model"] = model
+    RunstateSource(wanted).check_options()
     with readable(view):
         return spark.read.format("runstate").options(**wanted).load()
 

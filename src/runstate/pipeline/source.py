@@ -99,18 +99,32 @@ class RunstateSource(DataSource):
         Raises:
             InvalidOption: there is no such option, or a value makes no sense.
         """
+        request = self.check_options()
+        with relative_to(request.base):
+            return msgspec.structs.replace(request, model=model_of(request.urls, self._options.get("model")))
+
+    def check_options(self) -> Request:
+        """What is asked for, before any log is opened: the model is not known yet.
+
+        Raises:
+            InvalidOption: there is no such option, or a value makes no sense.
+        """
         name = self._options.get("view", "events")
         view = view_named(name)
         if unknown := sorted(self._options.keys() - _general - view.options - view.selects):
             raise InvalidOption(f"The view {name!r} has no option {unknown[0]!r}")
-        urls = urls_of(self._url())
-        own = {name: value for name, value in self._options.items() if name in view.options}
-        columns = names_in(self._options["columns"], "columns") if "columns" in self._options else ()
-        least = 1 if "shards" in self._options else events_min
-        base, marker = self._options.get("base", os.getcwd()), self._options.get("marker", "")
-        with relative_to(base):
-            model = model_of(urls, self._options.get("model"))
-        return Request(urls, name, model, columns, own, read_selection(self._options), least, base, marker)
+        self._count()
+        return Request(
+            urls=urls_of(self._url()),
+            view=name,
+            model="",
+            columns=names_in(self._options["columns"], "columns") if "columns" in self._options else (),
+            options={name: value for name, value in self._options.items() if name in view.options},
+            selection=read_selection(self._options),
+            shard_weight_min=1 if "shards" in self._options else events_min,
+            base=self._options.get("base", os.getcwd()),
+            marker=self._options.get("marker", ""),
+        )
 
     def _url(self) -> str:
         url = self._options.get("url") or self._options.get("path")
