@@ -163,13 +163,13 @@ def _processes(processes: int, calls: int) -> Side:
 
 def cases() -> list[Case]:
     return [
-        Case("append-1", _log(1), (_inserts(1), _writes(1)), Aim("ratio", 0.85)),
-        Case("append-100", _log(100), (_inserts(100), _writes(100)), Aim("ratio", 0.9)),
+        Case("append-1", _log(1), (_inserts(1), _writes(1)), Aim("ratio", 0.9)),
+        Case("append-100", _log(100), (_inserts(100), _writes(100)), Aim("ratio", 0.95)),
         Case("append-8-threads", _threads(8, 10), (_threads(1, 40), _inserts(1)), Aim("ratio", 1.5)),
-        Case("append-64-threads", _threads(64, 5), (_threads(1, 40), _inserts(1)), Aim("ratio", 3)),
-        Case("append-2-processes", _processes(2, 50), (_processes(1, 50), _inserts(1))),
+        Case("append-64-threads", _threads(64, 5), (_threads(1, 40), _inserts(1)), Aim("ratio", 5)),
+        Case("append-2-processes", _processes(2, 50), (_processes(1, 50), _inserts(1)), Aim("ratio", 1)),
         Case("store-append-1", _store(1, 0), (_inserts(1), _log(1))),
         Case("store-append-100", _store(100, 0), (_inserts(100), _log(100))),
-        Case("store-append-1-snapshots", _store(1, 1), (_inserts(1), _log(1))),
+        Case("store-append-1-snapshots", _store(1, 1), (_inserts(1), _log(1)), Aim("ratio", 0.65)),
         Case("store-append-100-snapshots", _store(100, 1), (_inserts(100), _log(100))),
     ]

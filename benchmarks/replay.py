@@ -182,7 +182,12 @@ def cases() -> list[Case]:
             of_store("transitions", lambda store, stream: list(store.log.lines(stream))),
             (of_rows("select", "transitions", lambda rows: rows.execute(_select_bodies).fetchall()),),
         ),
-        Case("fetch", of_store("transitions", fetch_pages), (of_lines("decode alone", "transitions", decode_whole),)),
+        Case(
+            "fetch",
+            of_store("transitions", fetch_pages),
+            (of_lines("decode alone", "transitions", decode_whole),),
+            Aim("ratio", 0.35),
+        ),
         *_shaped("transitions"),
         *_shaped("progress"),
         Case(

@@ -205,7 +205,7 @@ class Store(Generic[W, E, S]):
         """At most `limit` events with `seq > after_seq`, ascending; empty for a stream that is not there."""
         check_after(after_seq)
         info = find_stream(self.log, stream, self.model.name)
-        return [self.model.decode(line) for line in read_bodies(self.log, stream, info, after_seq, limit)]
+        return list(map(self.model.decode, read_bodies(self.log, stream, info, after_seq, limit)))
 
     def get_snapshot(self, stream: str) -> S | None:
         """The state now: the stored snapshot, brought up to date with the log. None if there is no such stream."""

@@ -126,13 +126,13 @@ def _typed(kind: type[Event], members: Any) -> Event:
     return event
 
 
-def decode_record(line: bytes) -> RunEventRecord:
+def decode_record(body: bytes) -> RunEventRecord:
     """A stored line as a record of contract v2. It was checked when it was appended, so its rules are not run again."""
     try:
-        return _record_decoder.decode(line)
+        return _record_decoder.decode(body)
     except msgspec.ValidationError:
         pass  # An event of v1, or one with members that this version does not know.
-    members = msgspec.json.decode(line)
+    members = msgspec.json.decode(body)
     if is_v1(members):
         return upcast(from_members(CanonicalEngineEvent, members, stored=True))
     return _typed(RunEventRecord, members)

@@ -123,8 +123,7 @@ class EngineModel(Model[EngineEvent, RunEventRecord, RunSnapshot]):
             plan_version=event.plan_version,
         )
 
-    def decode(self, body: bytes) -> RunEventRecord:
-        return decode_record(body)
+    decode = staticmethod(decode_record)  # A call less for each event that is read.
 
     def initial(self, stream: str) -> RunSnapshot:
         return RunSnapshot(stream)
