@@ -11,11 +11,9 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import wraps
-from time import sleep
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -60,28 +58,6 @@ def readable(stage: str) -> Iterator[None]:
         if cause is None:
             raise
         raise PipelineFailed(f"The stage {stage} failed: {cause}", stage=stage, cause=cause.as_data()) from error
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-_lingering_s = 0.2
-
-
-def lingering(method: Callable[P, R]) -> Callable[P, R]:
-    """For what a worker does while Spark plans a query: an error of ours leaves it a moment later.
-
-    Spark may still be writing to the worker. If that ends first, Spark reports a broken pipe, and not the error.
-    """
-
-    @wraps(method)
-    def linger(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return method(*args, **kwargs)
-        except RunstateError:
-            sleep(_lingering_s)
-            raise
-
-    return linger
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from runstate.pipeline.failures import lingering, told_to_driver
+from runstate.pipeline.failures import told_to_driver
 from runstate.pipeline.options import InvalidOption, names_in
 from runstate.pipeline.origins import model_of
 from runstate.pipeline.relative_urls import located, relative_to
@@ -59,17 +59,14 @@ class RunstateSource(DataSource):
         # Spark's own map ignores case and cannot be pickled to where this one goes.
         self._options = {name.lower(): value for name, value in dict(options).items()}
 
-    @lingering
     def schema(self) -> StructType:
         return from_arrow_schema(schema_of(self.request()))
 
-    @lingering
     def reader(self, schema: StructType) -> DataSourceReader:
         if alone := sorted(self._options.keys() & _streaming):
             raise InvalidOption(f"{alone[0]} is for spark.readStream; a query that ends reads all there is")
         return StreamsReader(self._narrowed(schema), self._count())
 
-    @lingering
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         from runstate.pipeline.live import FeedReader, events_per_batch_default
 
@@ -90,7 +87,6 @@ class RunstateSource(DataSource):
             raise InvalidOption(f"The column {drifted[0]!r} has the type {wanted[drifted[0]].dataType.simpleString()}")
         return request
 
-    @lingering
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from runstate.pipeline.sink import EventWriter
 
