@@ -26,7 +26,6 @@ from runstate.logs.log import Capability, EventLog, Position, Record
 from runstate.logs.registry import open_log
 from runstate.pipeline.failures import told_to_driver
 from runstate.pipeline.options import InvalidOption
-from runstate.pipeline.relative_urls import located
 from runstate.pipeline.rows import pack_records, rows_max
 
 events_per_batch_default = 10_000
@@ -135,7 +134,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             InvalidOption: two URLs differ in their secrets alone, so that a checkpoint could not tell them apart;
                 or a batch could not hold an event of each log.
         """
-        self._urls = {shown_url(url): located(url) for url in urls}
+        self._urls = {shown_url(url): url for url in urls}
         if len(self._urls) != len(urls):
             raise InvalidOption("Two of the URLs look alike without their secrets; name each log once")
         if events_per_batch < len(urls):
