@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from time import sleep
 
 import pytest
 from msgspec.structs import replace
@@ -226,6 +227,7 @@ class DeletionClaims(LogKit):
         def write() -> None:
             for drafts in sent:
                 log.append("s", drafts)
+                sleep(0.0002)  # Otherwise a fast log has all of them before the first deletion.
 
         log.append("s", notes("first"))
         with meanwhile(partial(delete_again_and_again, log, "s")) as deleter:
