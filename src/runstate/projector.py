@@ -56,7 +56,7 @@ class Projection(msgspec.Struct, rename="camel"):
     born: str = ""
     """When its first event was stored. With another first event it is another stream, begun after a deletion."""
     event_id: str = ""
-    """Of the last event in the state; empty where only a row of the sink tells of it."""
+    """Of the last event in the state; empty if only a row of the sink records it."""
     projected_at: str = ""
     """When that row was made."""
 

@@ -239,7 +239,7 @@ def _finished(state: RunDirectory) -> set[str]:
 
 
 def _store(runs: Path, *, create: bool) -> RunStore:
-    # A run directory is read by others while the run goes on: its snapshot.json is up to date after every event.
+    # Other programs read the directory during the run: its snapshot.json is current after every event.
     return open_store(f"ndjson:{runs}", RUNDIR, create=create, snapshot_every=1)
 
 

@@ -43,7 +43,7 @@ class _Seat:
         """Released when its job is done, or its caller is to lead. A bare lock wakes faster than any event object."""
         self.is_done = self.leads = self.has_left = False
         self.following: _Seat | None = None
-        """Of the same group: the caller that this one wakes when it goes on."""
+        """The next caller of the same group, which this one wakes."""
         self.error: Exception | None = None
 
 
@@ -239,7 +239,7 @@ class GroupCommit(Generic[J, A]):
         waiting = [seat for seat in self._taken if seat.turn and not seat.has_left and seat is not self._leader]
         for seat, following in zip_longest(waiting, waiting[1:]):
             seat.following = following
-        for seat in reversed(self._taken):  # The last one first: whoever is done can wake the next.
+        for seat in reversed(self._taken):  # From the last to the first: a caller that is done may wake the next one.
             seat.error, seat.is_done = failure, True
         for seat in self._taken:
             if seat.future is not None:

@@ -40,7 +40,7 @@ def reason_of(log: EventLog, model: AnyModel, record: Record, state: Any, after_
 def _undecodable(model: AnyModel, record: Record) -> str:
     try:
         model.decode(record.body)
-    except Exception as error:  # noqa: BLE001 - a model of somebody else may raise anything
+    except Exception as error:  # noqa: BLE001 - a user's model may raise anything
         return f"cannot be folded: {error}"
     return ""
 

@@ -46,7 +46,7 @@ def locate(log: EventLog, model: AnyModel, stream: str, after_seq: int, error: R
                 state = model.fold(state, [record.body])
             else:
                 model.decode(record.body)
-        except Exception:  # noqa: BLE001 - a model of somebody else may raise anything
+        except Exception:  # noqa: BLE001 - a user's model may raise anything
             advice = (
                 "If a newer Runstate, or a newer version of the model, wrote it, open the log with that version. "
                 f"{way_out(stream, record.seq)}"

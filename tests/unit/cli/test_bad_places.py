@@ -146,7 +146,7 @@ def test_a_file_system_without_locks_is_refused_by_writers(
     ids=" ".join,
 )
 def test_the_url_of_an_object_store_is_no_directory(cli: Cli, command: tuple[str, ...], place: str) -> None:
-    pytest.importorskip("pyspark")
+    pytest.importorskip("pyspark", reason="pip install 'runstate[spark]'")
     fill("sqlite")
     check_refused(
         cli, "log.unsupported", "nothing was written. Give a directory", (*command, "sqlite:log", "--to", place)

@@ -126,7 +126,7 @@ def plan_repair(
 
 
 def written_apart(disk: Disk, files: SessionFiles, kept: list[Segment]) -> dict[str, bytes]:
-    """New files, by name: what is kept stands in files of its own, not in one that a damaged line may have told of."""
+    """New files, by name. What is kept is written to new files, never to one that a damaged line may have named."""
     written = {}
     for segment in kept:
         if not disk.exists(files.events / segment.name):

@@ -1,4 +1,4 @@
-"""Quarantine in a WAL: the entry goes to `wal.jsonl.quarantined`, as a record, and the next one's `after` tells of it.
+"""Quarantine in a WAL: the entry goes to `wal.jsonl.quarantined`, as a record, and the next one records the gap.
 
 Its seq is not given out again. A checkpoint that holds its effect is dropped, unless nothing else leads up to the WAL.
 """
