@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import count
-from typing import get_args
 
 import pytest
+from tests.crash.faults import every_fault
 from tests.crash.test_wal_crashes import opened as open_wal
 from tests.damage_oracle import damage_in
 from tests.unit.logs.test_damage_matrix import cases
 
 from runstate.conformance.notes import notes, stored
-from runstate.conformance.simulated_disk import Operation, SimulatedDisk, every_crash
+from runstate.conformance.simulated_disk import SimulatedDisk, every_crash
 from runstate.errors import RunstateError
 from runstate.logs.log import EventLog, Record
 
-operations: tuple[Operation, ...] = get_args(Operation)
 Scene = tuple[Callable[[SimulatedDisk], EventLog], SimulatedDisk]
 seqs = [1, 2, 3, 5]
 
@@ -64,28 +61,13 @@ def test_a_failure_of_any_call_loses_no_event_and_the_quarantine_can_be_finished
     opened, start = scenes[name]()
     whole = stored(opened(start.killed()), "r")
     right = finish(opened, start.killed(), whole[seq - 1])
-    failures = 0
-    for operation in operations:
-        for error, persistent in ((errno.EIO, False), (errno.ENOSPC, True)):
-            for nth in count(1):
-                disk = start.killed()
-                disk.write_bytes_max = 97
-                log = opened(disk)
-                before = disk.calls[operation]
-                disk.fail(operation, nth=nth, error=error, persistent=persistent)
-                with suppress(RunstateError):
-                    log.repair("r", quarantine=seq)
-                if disk.calls[operation] - before < nth:
-                    break
-                failures += 1
-                disk.heal()
-                with suppress(RunstateError):
-                    log.close()
-                for crashed in (disk.killed(), *disk.crash_states(states_max=2)):
-                    during = f"{operation} {nth} {errno.errorcode[error]}"
-                    assert held(crashed, whole) == {record.seq for record in whole}, during
-                    assert finish(opened, crashed, whole[seq - 1]) == right, during
-    assert failures > 20
+    faults = every_fault(start, opened, lambda log: log.repair("r", quarantine=seq), more_than=20)
+    for during, disk, log in faults:
+        with suppress(RunstateError):
+            log.close()
+        for crashed in (disk.killed(), *disk.crash_states(states_max=2)):
+            assert held(crashed, whole) == {record.seq for record in whole}, during
+            assert finish(opened, crashed, whole[seq - 1]) == right, during
 
 
 @pytest.mark.parametrize("seq", seqs)

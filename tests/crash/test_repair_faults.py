@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import errno
-from contextlib import suppress
-from itertools import count
-from typing import get_args
-
 import pytest
+from tests.crash.faults import every_fault
 from tests.damage_oracle import damage_in
 from tests.unit.logs.test_damage_matrix import Case, cases, lines_of, raw_lines
 from tests.unit.logs.test_segments_damage import put
 
 from runstate.conformance.notes import keys, stored
-from runstate.conformance.simulated_disk import Operation, SimulatedDisk, every_crash
-from runstate.errors import RunstateError
-
-operations: tuple[Operation, ...] = get_args(Operation)
+from runstate.conformance.simulated_disk import SimulatedDisk, every_crash
 
 
 def damaged(case: Case, what: str) -> tuple[SimulatedDisk, list[bytes]]:
@@ -54,27 +47,11 @@ def test_a_failure_of_any_call_of_a_repair_loses_no_line(name: str, salvage: boo
     case = cases[name]
     start, lines = damaged(case, name)
     there, right = lines_of(start, lines), outcome(case, start.killed(), salvage)
-    failures = 0
-    for operation in operations:
-        for error, persistent in ((errno.EIO, False), (errno.ENOSPC, True)):
-            for nth in count(1):
-                disk = start.killed()
-                disk.write_bytes_max = 97
-                log = case.open(disk)
-                before = disk.calls[operation]
-                disk.fail(operation, nth=nth, error=error, persistent=persistent)
-                with suppress(RunstateError):
-                    log.repair("r", salvage=salvage)
-                if disk.calls[operation] - before < nth:
-                    break
-                failures += 1
-                during = f"{operation} {nth} {errno.errorcode[error]}"
-                disk.heal()
-                log.close()
-                for crashed in (disk.killed(), *disk.crash_states(states_max=2)):
-                    assert there <= lines_of(crashed, lines), during
-                    assert outcome(case, crashed, salvage) == right, during
-    assert failures > 40
+    for during, disk, log in every_fault(start, case.open, lambda log: log.repair("r", salvage=salvage)):
+        log.close()
+        for crashed in (disk.killed(), *disk.crash_states(states_max=2)):
+            assert there <= lines_of(crashed, lines), during
+            assert outcome(case, crashed, salvage) == right, during
 
 
 @pytest.mark.parametrize("salvage", [False, True], ids=["plain", "salvage"])

@@ -3,19 +3,18 @@ archive, restore, key files. Nothing acknowledged is lost, and the same work end
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import PurePosixPath
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
+from tests.crash.faults import every_fault
 
 from runstate.conformance.notes import keys, note, notes, stored
-from runstate.conformance.simulated_disk import Operation, SimulatedDisk, every_crash
+from runstate.conformance.simulated_disk import SimulatedDisk, every_crash
 from runstate.errors import AppendOutcomeUnknown, LogClosed, LogNotFound, NotALog, RunstateError
 from runstate.logs.archive.directory import ArchiveDirectory
 from runstate.logs.archive.log import ArchiveLog
@@ -29,29 +28,13 @@ from runstate.models.canonical import digest
 from runstate.models.rundir import RUNDIR, RunEvent
 from runstate.retention import Archiver, Archiving, RunOutcome, infos, restore
 
-operations: tuple[Operation, ...] = get_args(Operation)
 root, archive = PurePosixPath("/log"), PurePosixPath("/archive")
 Open = Callable[[SimulatedDisk], Any]
 Runs = dict[str, list[Record]]
 
 
-def every_fault(start: SimulatedDisk, act: Callable[[SimulatedDisk], object]) -> Iterator[tuple[str, SimulatedDisk]]:
-    """Each disk on which one call of `act` failed, and perhaps all later ones; healed. Writes come in short pieces."""
-    failures = 0
-    for operation in operations:
-        for error, persistent in ((errno.EIO, False), (errno.ENOSPC, True)):
-            for nth in count(1):
-                disk = start.killed()
-                disk.write_bytes_max = 97
-                disk.fail(operation, nth=nth, error=error, persistent=persistent)
-                with suppress(RunstateError):  # An error of ours, or none.
-                    act(disk)
-                if disk.calls[operation] < nth:
-                    break
-                failures += 1
-                disk.heal()
-                yield f"{operation} {nth} {errno.errorcode[error]}", disk
-    assert failures > 40
+def as_is(disk: SimulatedDisk) -> SimulatedDisk:
+    return disk
 
 
 # The first two crash states are the disk that has lost nothing, and the one that has lost all that was not synced.
@@ -105,7 +88,7 @@ def test_a_failure_of_any_call_of_a_wals_recovery_loses_no_entry_and_no_evidence
         with wal(disk) as log:
             log.repair("s", salvage=salvage)
 
-    for during, disk in every_fault(start, repair):
+    for during, disk, _ in every_fault(start, as_is, repair):
         for crashed in disk.crash_states(states_max=2):
             assert outcome(crashed, salvage) == right, during
             assert crashed.read(root / "s/wal.jsonl.bak") == evidence, during
@@ -144,7 +127,7 @@ def test_a_writer_goes_on_after_a_failed_checkpoint_or_says_that_it_must_be_reop
             with suppress(RunstateError):
                 checkpoint(log)
 
-    for during, disk in every_fault(start.killed(), work):
+    for during, disk, _ in every_fault(start.killed(), as_is, work):
         told = list[str]()
         if id(disk) in writers:
             log, told = writers.pop(id(disk))
@@ -238,7 +221,7 @@ def check_restored(disk: SimulatedDisk, open_log: Open, held: Runs, during: str)
 def test_a_failure_of_any_call_of_an_archive_job_loses_no_run(kind: str) -> None:
     open_log = openers[kind]
     start, held = fleet(open_log)
-    for during, disk in every_fault(start, lambda disk: archive_runs(disk, open_log)):
+    for during, disk, _ in every_fault(start, as_is, lambda disk: archive_runs(disk, open_log)):
         for crashed in disk.crash_states(states_max=2):
             check_kept(crashed, open_log, held, during)
             archive_runs(crashed, open_log)
@@ -254,7 +237,7 @@ def test_a_failure_of_any_call_of_a_restore_loses_no_run_and_the_next_restore_en
     open_log = openers[kind]
     start, held = fleet(open_log)
     archive_runs(start, open_log)
-    for during, disk in every_fault(start.killed(), lambda disk: restore_runs(disk, open_log)):
+    for during, disk, _ in every_fault(start.killed(), as_is, lambda disk: restore_runs(disk, open_log)):
         for crashed in disk.crash_states(states_max=2):
             check_kept(crashed, open_log, held, during)
             check_restored(crashed, open_log, held, during)
@@ -299,7 +282,7 @@ def test_a_failure_of_any_call_of_a_key_files_writing_hides_no_event(monkeypatch
             acknowledged += "ef"
             log.close()
 
-    for during, disk in every_fault(start.killed(), work):
+    for during, disk, _ in every_fault(start.killed(), as_is, work):
         acknowledged = told.pop(id(disk))
         for crashed in disk.crash_states(states_max=2):
             with openers["ndjson"](crashed) as log:
