@@ -277,8 +277,10 @@ class DynamoScene(Scene):
         self.items = self._items()
 
     def _items(self) -> list[Item]:
-        found = self.client.scan(TableName=self.table, ConsistentRead=True)["Items"]
-        return sorted(map(decoded, found), key=lambda item: (item["pk"], item["sk"]))
+        found = [decoded(item) for item in self.client.scan(TableName=self.table, ConsistentRead=True)["Items"]]
+        # By stream, since the ids of streams are random and a sample is to be the same each time.
+        streams_of = {item["id"]: item["pk"] for item in found if item["sk"] == "head" and "id" in item}
+        return sorted(found, key=lambda item: [str(streams_of.get(item[part], item[part])) for part in ("pk", "sk")])
 
     def content(self) -> object:
         return self._items()

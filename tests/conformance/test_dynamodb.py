@@ -301,6 +301,25 @@ def test_a_snapshot_that_fits_no_item_is_kept_in_parts(log: EventLog, console: C
     assert list(log.verify()) == []
 
 
+@pytest.mark.parametrize("name", ["model", "version", "seq", "digest", "body"])
+@pytest.mark.parametrize("value", [None, "", "other"])
+def test_a_snapshot_that_was_changed_by_hand_is_found_and_replaced(
+    log: EventLog, console: Console, name: str, value: str | None
+) -> None:
+    log.append("s", numbered(3))
+    good = snapshot(3)
+    log.save_snapshot("s", good)
+    [item] = [item for item in console.items(sk="s") if item.get("digest") == good.digest]
+    console.put({key: kept for key, kept in item.items() if key != name} | ({} if value is None else {name: value}))
+    found = log.load_snapshot("s", good.model)
+    assert found is not None
+    assert not found.is_intact
+    assert [finding.code for finding in log.verify("s")] == ["snapshot.digest_mismatch"]
+    log.save_snapshot("s", good)
+    assert log.load_snapshot("s", good.model) == good
+    assert not list(log.verify("s"))
+
+
 def test_keys_that_a_killed_writer_left_unwritten_are_known(
     log: EventLog, url: str, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:

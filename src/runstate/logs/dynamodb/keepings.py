@@ -16,16 +16,24 @@ from runstate.models.canonical import digest
 def load_snapshot(table: Table, stream: str, model: str) -> StoredSnapshot | None:
     head = read_head(table, stream)
     for _ in range(3):
-        item = None if head is None else table.get(_snapshot_key(head, model))
+        item = None if head is None else table.get(snapshot_key(head, model))
         if item is None:
             return None
+        if not _is_whole(item, model):
+            return StoredSnapshot(model, 0, 0, "", b"")  # It was changed by hand: not intact.
         parts = _part_keys(item)
         found = table.get_many(parts)
         if len(found) == len(parts):
-            body = b"".join(found[key]["data"] for key in parts) if parts else item["body"]
-            return StoredSnapshot(item["model"], item["version"], item["seq"], item["digest"], body)
+            body = b"".join(found[key]["data"] for key in parts) if parts else item.get("body")
+            return StoredSnapshot(model, item["version"], item["seq"], item["digest"], body)
         # A newer snapshot has taken its place, and its parts away.
     return None
+
+
+def _is_whole(item: Item, model: str) -> bool:
+    """Whether everything that a snapshot has is there, and is of its kind."""
+    kinds = {"version": int, "seq": int, "digest": str} | ({"parts": int, "token": str} if "parts" in item else {})
+    return item.get("model") == model and all(isinstance(item.get(name), kind) for name, kind in kinds.items())
 
 
 def save_snapshot(table: Table, stream: str, snapshot: StoredSnapshot) -> None:
@@ -39,7 +47,7 @@ def save_snapshot(table: Table, stream: str, snapshot: StoredSnapshot) -> None:
     if not is_same_stream(head.first_at, snapshot.first_persisted_at):
         return
     is_there = table.check(head.key, equal(id=head.id))
-    pk, sk = _snapshot_key(head, snapshot.model)
+    pk, sk = snapshot_key(head, snapshot.model)
     values: Item = {
         "pk": pk,
         "sk": sk,
@@ -49,6 +57,9 @@ def save_snapshot(table: Table, stream: str, snapshot: StoredSnapshot) -> None:
         "digest": snapshot.digest,
     }
     old = table.get((pk, sk))
+    if old is not None and not _is_whole(old, snapshot.model):
+        table.delete_many([(pk, sk)])
+        old = None
     # Stale already: its parts need not be written first. Whether it is newer is decided by the condition below.
     if old is not None and is_outdated(snapshot, old["version"], old["seq"], head.last_seq):
         return
@@ -78,7 +89,7 @@ def _newer_than_kept(snapshot: StoredSnapshot, last_seq: int) -> Item:
     }
 
 
-def _snapshot_key(head: Head, model: str) -> Key:
+def snapshot_key(head: Head, model: str) -> Key:
     return head.id, f"s{digest(model.encode('utf-8', 'surrogatepass'))}"
 
 

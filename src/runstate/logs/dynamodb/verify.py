@@ -32,7 +32,7 @@ from runstate.logs.dynamodb.items import (
     page_seq,
     set_aside,
 )
-from runstate.logs.dynamodb.keepings import load_snapshot
+from runstate.logs.dynamodb.keepings import load_snapshot, snapshot_key
 from runstate.logs.dynamodb.table import Item, Table
 from runstate.logs.log import Finding, Record
 from runstate.logs.row_repair import set_aside_findings
@@ -186,9 +186,9 @@ def _stray(head: Head, seq: int | None) -> Finding:
 def _snapshots(table: Table, head: Head) -> Iterator[Finding]:
     for items in table.query(head.id, "s", "t"):
         for item in items:
-            kept = load_snapshot(table, head.stream, str(item.get("model")))
-            if kept is None or not kept.is_intact:
-                model, seq = item.get("model"), item.get("seq")
+            model, seq = item.get("model"), item.get("seq")
+            kept = load_snapshot(table, head.stream, str(model))
+            if kept is None or not kept.is_intact or item["sk"] != snapshot_key(head, str(model))[1]:
                 yield Finding(
                     code="snapshot.digest_mismatch",
                     message=f"The stored {model} snapshot is not what was saved; "
