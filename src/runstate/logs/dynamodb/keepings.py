@@ -24,7 +24,7 @@ def load_snapshot(table: Table, stream: str, model: str) -> StoredSnapshot | Non
         parts = _part_keys(item)
         found = table.get_many(parts)
         if len(found) == len(parts):
-            body = b"".join(found[key]["data"] for key in parts) if parts else item.get("body")
+            body = b"".join(found[key]["data"] for key in parts) if parts else item.get("body", b"")
             return StoredSnapshot(model, item["version"], item["seq"], item["digest"], body)
         # A newer snapshot has taken its place, and its parts away.
     return None
