@@ -108,7 +108,7 @@ def read_columns_part(table: Path, part: int, parts: int) -> int:
     groups = [(entry.name, number) for entry in opened.files("events") for number in range(len(entry.chunks))]
     rows = 0
     for name, number in groups[part::parts]:
-        with pq.ParquetFile(opened.data / name) as file:
+        with pq.ParquetFile(opened.place("events") / name) as file:
             rows += file.read_row_group(number, columns=columns, use_threads=False).num_rows
     return rows
 

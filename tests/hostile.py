@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 from tests.commands import Cli, Outcome
 from tests.fleets import histories
 
@@ -139,11 +138,12 @@ def remove(path: Path) -> None:
 
 def make_table(directory: Path, model: str) -> None:
     """An event table with one commit and no rows."""
-    from runstate.pipeline.table import Commit, Table, TableInfo
+    from tests.tables import change_info, new_table
 
-    table = Table.make(directory, TableInfo("events", "engine", 1))
-    table.commit(Commit(number=1, files=[], consumed={"urls": []}))
-    (directory / "table.json").write_bytes(msgspec.json.encode(TableInfo("events", model, 1)))
+    from runstate.pipeline.table import Commit
+
+    new_table(directory).commit(Commit(number=1, files=[], consumed={"urls": []}))
+    change_info(directory, model=model)
 
 
 def dangle(path: Path) -> None:

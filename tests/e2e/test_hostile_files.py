@@ -28,6 +28,7 @@ from tests.hostile import (
     remove,
     write_archive,
 )
+from tests.tables import change_note, new_table
 
 from runstate.errors import RunstateError
 from runstate.logs.registry import open_log
@@ -88,18 +89,18 @@ def make_rows(directory: Path) -> dict[str, Any]:
     from runstate.pipeline.event_table import quarantine_schema
     from runstate.pipeline.rows import event_schema
     from runstate.pipeline.sorted_files import SortedWriter
-    from runstate.pipeline.table import Commit, Table, TableInfo
+    from runstate.pipeline.table import Commit
 
-    table, files = Table.make(directory, TableInfo("events", "engine", 1)), []
+    table, files = new_table(directory), []
     for kind, schema in (("events", event_schema), ("quarantine", quarantine_schema)):
         row: dict[str, list[Any]] = {field.name: [1 if str(field.type) == "int64" else "a"] for field in schema}
         if kind == "quarantine":
             row["content"] = [b"a"]
-        with SortedWriter(table.data, kind, schema) as writer:
+        with SortedWriter(table.place(kind), kind, schema) as writer:
             writer.write(pa.RecordBatch.from_pydict(row, schema))
         files += writer.entries
     table.commit(Commit(number=1, files=files, consumed={"urls": ["sqlite:x"]}))
-    found: dict[str, Any] = msgspec.json.decode((directory / "commits" / "00000001.json").read_bytes())["commit"]
+    found: dict[str, Any] = msgspec.to_builtins(table.commits()[0])
     return found
 
 
@@ -152,7 +153,7 @@ def test_readers_of_a_table_cope_with_any_commit(scene: Scene, kind: str) -> Non
     commits[kind](commit)
     body = msgspec.json.encode(commit)
     sealed_commit = msgspec.json.encode({"sha256": digest(body), "commit": msgspec.Raw(body)})
-    (scene.here / "table" / "commits" / "00000001.json").write_bytes(sealed_commit)
+    change_note(scene.here / "table", 1, sealed_commit.decode())
     read_table(scene)
 
 

@@ -93,12 +93,12 @@ def test_archiving_writes_through_no_link_inside_an_archive(scene: Scene, place:
     scene.run("archive", "sqlite:more.db", "--to", "archive", "--keep", "--older-than", "0s")
 
 
-@pytest.mark.parametrize("place", ["data", "commits", ".lock"])
+@pytest.mark.parametrize("place", ["events", "events/_delta_log", "heads", ".lock"])
 def test_nothing_is_written_through_a_link_inside_a_table(scene: Scene, place: str) -> None:
     from runstate.pipeline.table import Commit, Table
 
     make_table(scene.here / "table", "engine")
-    (scene.here / "table" / "data" / "left.parquet").touch()
+    (scene.here / "table" / "events" / "events-0123456789abcdef.parquet").touch()
     move_outside(scene, scene.here / "table" / place)
     before, table = listing(scene.outside), Table.open(scene.here / "table")
     with suppress(RunstateError), table.writing():

@@ -13,7 +13,7 @@ from runstate.logs.archive.writing import PackWriter
 from runstate.logs.registry import open_log
 from runstate.pipeline.origins import open_origin
 from runstate.pipeline.shards import Shard
-from runstate.pipeline.snapshot_table import latest, open_snapshot_table
+from runstate.pipeline.snapshot_table import open_snapshot_table, snapshot_rows
 from runstate.store import open as open_store
 
 
@@ -73,7 +73,7 @@ def table_snapshots(directory: Path) -> dict[str, tuple[int, bytes]]:
     table = open_snapshot_table(directory)
     return {
         str(row["stream"]): (int(str(row["seq"])), str(row["body"]).encode())
-        for row in latest(table, table.files("snapshots"), Shard())
+        for row in snapshot_rows(table, table.files("snapshots"), Shard())
     }
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.pipeline.fleet_logs import filled
+from tests.tables import new_table
 
 import runstate
 from runstate.errors import LogDamaged, LogFailed
@@ -33,7 +34,7 @@ from runstate.pipeline.jobs import ingest, replay
 from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.sorted_files import SortedWriter
-from runstate.pipeline.table import Commit, Table, TableInfo
+from runstate.pipeline.table import Commit, Table
 from runstate.pipeline.views import Request, Task
 
 if TYPE_CHECKING:
@@ -511,9 +512,8 @@ def test_a_table_that_contradicts_its_log_is_damage(table: Path, tmp_path: Path)
 
 
 def _events_file(table: Path, commit: int) -> Path:
-    files = json.loads((table / f"commits/{commit:08d}.json").read_text())["commit"]["files"]
-    (name,) = [str(entry["name"]) for entry in files if entry["kind"] == "events"]
-    return table / "data" / name
+    (entry,) = Table.open(table, as_of=commit).files("events", after=commit - 1)
+    return table / "events" / entry.name
 
 
 def _flip_column(path: Path, column: str, row_group: int = 0) -> None:
@@ -554,11 +554,11 @@ def test_damage_in_a_column_that_only_a_fold_by_the_column_reads_is_found(table:
 
 def _written(directory: Path, *commits: Sequence[pa.RecordBatch]) -> Path:
     """A table with a file for each commit, in chunks of eight rows."""
-    table = Table.make(directory, TableInfo("events", "engine", ENGINE.version))
+    table = new_table(directory)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sorted_files, "chunk_rows", 8)
         for number, batches in enumerate(commits, 1):
-            writer = SortedWriter(table.data, "events", event_table_schema(ENGINE))
+            writer = SortedWriter(table.place("events"), "events", event_table_schema(ENGINE))
             for batch in batches:
                 writer.write(batch)
             table.commit(Commit(number=number, files=writer.close()))
@@ -603,7 +603,7 @@ def test_damage_in_the_middle_of_a_stream_is_gone_around(
 
 
 def test_a_table_whose_only_file_is_damaged_says_so(table: Path) -> None:
-    for path in (table / "data").glob("events-*"):
+    for path in (table / "events").glob("*.parquet"):
         path.write_bytes(path.read_bytes()[:-9])
     rows = _here([f"table:{table}"], count=1)
     assert [row.code for row in rows] == ["table.damaged", "table.damaged", COVERED]
@@ -652,7 +652,7 @@ def test_a_replay_that_was_made_of_other_events_is_damage(replayed: Path, tmp_pa
 
 
 def test_snapshots_that_cannot_be_read_are_told_and_the_events_are_audited(replayed: Path) -> None:
-    for path in (replayed / "data").iterdir():
+    for path in (replayed / "snapshots").glob("*.parquet"):
         path.write_bytes(path.read_bytes()[:-9])
     rows = _here([f"sqlite:{replayed.parent / 'log.db'}"], count=1, snapshots=str(replayed))
     assert [row.code for row in rows] == ["audit.snapshots_unreadable", COVERED]

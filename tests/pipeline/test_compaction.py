@@ -5,14 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
-import msgspec
 import pytest
 from pyspark.sql import SparkSession
 from tests.fleets import histories
 from tests.pipeline.fleet_logs import event_lines, filled, local_snapshots, table_snapshots
+from tests.tables import change_info, new_table
 
 from runstate.errors import LogBusy, LogNotFound
-from runstate.models.engine import ENGINE
 from runstate.pipeline.event_table import open_event_table
 from runstate.pipeline.failures import PipelineFailed
 from runstate.pipeline.ingest import known_heads
@@ -21,7 +20,6 @@ from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.quarantine import quarantined, reasons
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.sorted_files import FileEntry
-from runstate.pipeline.table import Table, TableInfo
 from runstate.store import open as open_store
 
 
@@ -70,11 +68,10 @@ def test_ingest_and_replay_go_on_where_they_were(spark: SparkSession, tmp_path: 
     replay(spark, f"table:{to}", current)
     old = {entry.name for entry in files_of(to)}
     compact(spark, to)
-    # What was replaced is still there for whoever is reading it, until the next job.
-    assert old <= {path.name for path in (to / "data").iterdir()}
     assert replay(spark, f"table:{to}", current).counts.get("streams", 0) == 0
     assert ingest(spark, url, to, model="engine").counts["events"] == 0
-    assert not old & {path.name for path in (to / "data").iterdir()}
+    # What was replaced is still there for whoever is reading it, until a vacuum.
+    assert old <= {path.name for path in (to / "events").iterdir()}
     filled_more(url, seed=5)
     assert ingest(spark, url, to, model="engine").counts["streams"] == 2
     assert replay(spark, f"table:{to}", current).counts["streams"] == 2
@@ -110,7 +107,7 @@ def test_what_was_set_aside_stays_set_aside_and_is_not_told_again(spark: SparkSe
 def test_one_that_fails_leaves_the_table_as_it_was(spark: SparkSession, tmp_path: Path) -> None:
     many_files(spark, tmp_path)
     to = tmp_path / "events"
-    victim, before = to / "data" / files_of(to)[0].name, files_of(to)
+    victim, before = to / "events" / files_of(to)[0].name, files_of(to)
     whole = victim.read_bytes()
     victim.write_bytes(whole[:-9])
     with pytest.raises(PipelineFailed, match=f"The stage compact failed.*{victim.name}"):
@@ -123,13 +120,10 @@ def test_one_that_fails_leaves_the_table_as_it_was(spark: SparkSession, tmp_path
 def test_a_table_that_cannot_be_compacted_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(LogNotFound):
         compact(spark, tmp_path / "nowhere")
-    table = Table.make(tmp_path / "events", TableInfo("events", "engine", ENGINE.version))
+    table = new_table(tmp_path / "events")
     with table.writing(), pytest.raises(LogBusy):
         compact(spark, tmp_path / "events")
-    told = (tmp_path / "events" / "table.json").read_bytes()
-    (tmp_path / "events" / "table.json").write_bytes(
-        msgspec.json.encode({**msgspec.json.decode(told), "model_version": 0})
-    )
+    change_info(tmp_path / "events", model_version=0)
     with pytest.raises(InvalidOption, match="ingest its logs into another directory"):
         compact(spark, tmp_path / "events")
 

@@ -17,6 +17,7 @@ from tests.pipeline.fleet_logs import (
     spanning_pairs,
     table_snapshots,
 )
+from tests.tables import new_table
 
 from runstate.errors import RunstateError
 from runstate.logs.registry import open_log
@@ -32,7 +33,7 @@ from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.origins import Origins
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.sorted_files import FileEntry, TableDamaged
-from runstate.pipeline.table import Commit, Table, TableInfo
+from runstate.pipeline.table import Commit
 from runstate.pipeline.views import Request, Task, view_named
 from runstate.store import open as open_store
 
@@ -207,7 +208,7 @@ def test_a_damaged_stream_has_a_finding_and_the_others_their_snapshots(spark: Sp
 def test_a_damaged_table_fails_the_replay_and_leaves_no_stream_out(spark: SparkSession, tmp_path: Path) -> None:
     url = filled("sqlite", "rundir", tmp_path, runs=9)
     ingest(spark, url, tmp_path / "events", model="rundir", shards=1)
-    (path,) = (tmp_path / "events" / "data").glob("events-*")
+    (path,) = (tmp_path / "events" / "events").glob("*.parquet")
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 4
     path.write_bytes(data)
@@ -252,7 +253,7 @@ def test_damage_met_in_the_middle_of_a_stream_is_no_matter_of_that_stream_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, to = filled("sqlite", "rundir", tmp_path, runs=4), tmp_path / "events"
-    table = Table.make(to, TableInfo("events", "rundir", 1))
+    table = new_table(to, model="rundir")
     monkeypatch.setattr(sorted_files, "chunk_rows", 5)
     monkeypatch.setattr(ingests, "_batch", 1)
     with table.writing():
@@ -260,7 +261,7 @@ def test_damage_met_in_the_middle_of_a_stream_is_no_matter_of_that_stream_alone(
         files = msgspec.json.decode(done.column("files")[0].as_py(), type=list[FileEntry])
         table.commit(Commit(number=1, files=files))
     (entry,) = [file for file in files if file.kind == "events"]
-    path, middle = to / "data" / entry.name, entry.chunks[2].section
+    path, middle = to / "events" / entry.name, entry.chunks[2].section
     data = bytearray(path.read_bytes())
     data[middle.end - 40] ^= 4
     path.write_bytes(data)

@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.fleets import histories
 from tests.pipeline.fleet_logs import event_lines, filled, local_snapshots
+from tests.tables import new_table
 
 from runstate.errors import LogNotFound
 from runstate.models.registry import find_model
@@ -29,7 +30,7 @@ from runstate.pipeline.quarantine import quarantined as all_quarantined
 from runstate.pipeline.quarantine import reasons
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.shared_storage import marked
-from runstate.pipeline.table import Table, TableInfo
+from runstate.pipeline.table import Table
 from runstate.store import open as open_store
 
 at = "2026-11-15T09:30:00.500Z"
@@ -280,7 +281,7 @@ def test_the_order_is_that_of_the_files_whatever_order_their_lines_arrive_in(
     half = len(lines) // 2
     urls = [f"files:{write(tmp_path / 'in/b.ndjson', lines[half:])}", f"files:{tmp_path}/in"]
     write(tmp_path / "in/a.ndjson", lines[:half])
-    table = Table.make(tmp_path / "table", TableInfo("events", "engine", 1))
+    table = new_table(tmp_path / "table")
     parts, _ = new_parts(urls, {}, find_model("engine"), 1 << 20)
     assert len(parts) == 2
 
@@ -442,11 +443,11 @@ def test_a_job_that_is_killed_before_its_commit_leaves_nothing(
         patched.setattr(Table, "commit", kill)
         with pytest.raises(Killed):
             ingest(spark, f"files:{tmp_path}/in", table)
-    written = set((table / "data").glob("*.parquet"))
+    written = set(table.glob("*/*.parquet"))
     assert len(written) == 3
     assert (events(table), quarantined(table)) == ([], [])
     assert ingest(spark, f"files:{tmp_path}/in", table).counts["events"] == len(lines)
-    assert not written & set((table / "data").iterdir())
+    assert not written & set(table.glob("*/*.parquet"))
     assert len(quarantined(table)) == 1
     assert snapshots(spark, table) == stored_locally("engine", lines)
 

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from tests.fleets import histories
 from tests.postgres_server import as_role
+from tests.tables import new_table
 
 from runstate.models.registry import find_model
 from runstate.pipeline import jobs
@@ -22,7 +23,7 @@ from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.quarantine import quarantined
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.stages import read_inputs, write_inputs
-from runstate.pipeline.table import Table, TableInfo
+from runstate.pipeline.table import Table
 from runstate.pipeline.views import Request
 from runstate.store import open as open_store
 
@@ -59,7 +60,7 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Callable[[], pytest.MonkeyPatc
 
 def run(view: str, kind: str, urls: list[str], to: Path, **options: str) -> jobs.Written:
     """One job of the pipeline."""
-    table = Table.make(to, TableInfo(kind, "engine", find_model("engine").version))
+    table = new_table(to, kind)
     with table.writing():
         rows = few_rows(Request(tuple(urls), view, "engine", options={"to": str(to), **options}))
         assert rows is not None

@@ -53,7 +53,6 @@ Conf = Annotated[
     list[str] | None,
     typer.Option("--conf", help="A setting of Spark: NAME=VALUE. May be repeated.", show_default=False),
 ]
-Format = Annotated[str, typer.Option("--format", help="Of the event table's files: parquet or arrow.")]
 
 
 @app.command("run")
@@ -62,7 +61,6 @@ def run(
     to: To,
     model: ModelName = None,
     force: Annotated[list[str] | None, typer.Option("--force", help="Do this stage again. May be repeated.")] = None,
-    file_format: Format = "parquet",
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
@@ -73,10 +71,9 @@ def run(
     from runstate.pipeline.pipeline_directory import alone_in
     from runstate.pipeline.stages import grouped, write_inputs
 
-    _check_format(file_format)
     settings, groups = spark_settings(master, remote, conf), grouped(urls, model)
     with alone_in(to):
-        models = write_inputs(to, groups, {"format": file_format})
+        models = write_inputs(to, groups, {})
         _go(to, models, model, set(force or []), settings, as_json)
 
 
@@ -118,7 +115,6 @@ def ingest(
     urls: Urls,
     to: To,
     model: ModelName = None,
-    file_format: Format = "parquet",
     compact: Annotated[
         bool, typer.Option("--compact", help="Then write the table's many small files anew, as few large ones.")
     ] = False,
@@ -133,11 +129,10 @@ def ingest(
     from runstate.pipeline.origins import model_of
     from runstate.pipeline.table import Table
 
-    _check_format(file_format)
     model_of(urls, model)  # Refused before Spark is started.
     Table.check(to)
     with spark_for(master, remote, conf, "ingest", urls) as spark:
-        done = jobs.ingest(spark, urls, to, model=model, file_format=file_format)
+        done = jobs.ingest(spark, urls, to, model=model)
         if compact:
             jobs.compact(spark, to, model=model)
     tell_counts(done.counts, as_json)
@@ -324,13 +319,6 @@ def tell_counts(counts: dict[str, int], as_json: bool) -> None:
         write_json(counts)
     else:
         write_table(tuple(counts), [tuple(counts.values())])
-
-
-def _check_format(file_format: str) -> None:
-    from runstate.pipeline.sorted_files import formats
-
-    if file_format not in formats:
-        raise typer.BadParameter(f"{file_format!r} is no format; there are: {', '.join(formats)}")
 
 
 def check_spark(what: str = "The pipeline needs Spark") -> None:

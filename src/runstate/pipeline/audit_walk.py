@@ -18,7 +18,7 @@ from runstate.pipeline.event_table import TableOrigin
 from runstate.pipeline.origins import Origin, StreamReader, open_origin
 from runstate.pipeline.replay import column_fold
 from runstate.pipeline.shards import Shard
-from runstate.pipeline.snapshot_table import latest, open_snapshot_table
+from runstate.pipeline.snapshot_table import open_snapshot_table, snapshot_rows
 from runstate.pipeline.sorted_files import FileEntry, TableDamaged
 from runstate.pipeline.told import Told
 
@@ -210,7 +210,7 @@ _KeptRow = tuple[str, int, int, str, bytes | None]
 def _kept_rows(directory: str, shard: Shard) -> Iterator[_KeptRow]:
     table = open_snapshot_table(Path(directory))
     columns = ("stream", "seq", "version", "digest", "body")
-    rows: Iterator[dict[str, Any]] = latest(table, table.files("snapshots"), shard, columns)
+    rows: Iterator[dict[str, Any]] = snapshot_rows(table, table.files("snapshots"), shard, columns)
     for row in rows:
         body = None if row["body"] is None else row["body"].encode()
         yield row["stream"], row["seq"], row["version"], row["digest"], body

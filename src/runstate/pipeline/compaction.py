@@ -1,7 +1,7 @@
 """An event table's many small files written anew as few large ones. Nothing else about the table changes.
 
 Each task writes a range of streams, and the commit that names the new files takes the place of all earlier ones. What
-these have named is removed by the next job that writes to the table, so that nobody is cut off in the middle.
+these have named stays until a vacuum, so that nobody is cut off in the middle, and earlier versions can be read.
 """
 
 from __future__ import annotations
@@ -12,13 +12,7 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
-from runstate.pipeline.event_table import (
-    event_table_schema,
-    head_schema,
-    open_event_table,
-    quarantine_schema,
-    without_secrets,
-)
+from runstate.pipeline.event_table import event_schemas, open_event_table, without_secrets
 from runstate.pipeline.ingest import known_heads, written, written_schema
 from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.rows import pack
@@ -42,15 +36,9 @@ def check_compactable(table: Table, model_version: int) -> None:
 
 def _rows(task: Task) -> Iterator[pa.RecordBatch]:
     table = open_event_table(Path(task.request.options["to"]))
-    schemas = {
-        "events": event_table_schema(task.model),
-        "heads": head_schema,
-        "refusals": head_schema,
-        "quarantine": quarantine_schema,
-    }
     files: list[FileEntry] = []
-    for kind, schema in schemas.items():
-        with SortedWriter(table.data, kind, schema, table.info.file_format) as writer:
+    for kind, schema in event_schemas(task.model).items():
+        with SortedWriter(table.place(kind), kind, schema) as writer:
             for batch in _batches(table, kind, schema, task.shard):
                 writer.write(batch)
         files += writer.entries

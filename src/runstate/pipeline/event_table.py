@@ -60,13 +60,23 @@ def event_table_schema(model: AnyModel) -> pa.Schema:
     return event_schema if columns is None else pa.schema([*event_schema, *columns.schema])
 
 
-def open_event_table(directory: Path) -> Table:
+def event_schemas(model: AnyModel) -> dict[str, pa.Schema]:
+    """Those of all kinds of files."""
+    return {
+        "events": event_table_schema(model),
+        "heads": head_schema,
+        "refusals": head_schema,
+        "quarantine": quarantine_schema,
+    }
+
+
+def open_event_table(directory: Path, as_of: int | None = None) -> Table:
     """
     Raises:
-        LogNotFound: there is no table.
+        LogNotFound: there is no table, or not that version of it.
         NotALog: the table holds no events.
     """
-    table = Table.open(directory)
+    table = Table.open(directory, as_of)
     if table.info.kind != "events":
         raise NotALog(f"{directory} holds {table.info.kind}, not events")
     return table

@@ -193,6 +193,6 @@ def _sampled(parts: Sequence[Part], count: int, model: AnyModel) -> Iterator[str
 
 def keep_plan(table: Table, plan: Plan) -> Path:
     """A file for the planner, which has no other way to learn of many parts. The next job removes it."""
-    path = table.data / f"plan-{secrets.token_hex(8)}.json"
+    path = table.directory / f"plan-{secrets.token_hex(8)}.json"
     write_private(path, msgspec.json.encode(plan))
     return path

@@ -29,8 +29,8 @@ from runstate.pipeline.sorted_files import FileEntry, SortedWriter
 from runstate.pipeline.table import Table
 from runstate.pipeline.views import Task, View
 
-written_schema = pa.schema([("files", pa.string()), ("counts", pa.string())])
-"""What a task that writes files hands back: what they are, as JSON, and what it has counted."""
+written_schema = pa.schema([("files", pa.string()), ("removes", pa.string()), ("counts", pa.string())])
+"""What a task that writes files hands back, as JSON: what they are, which ones they replace, and what was counted."""
 
 _batch = 4096
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class NewFiles:
 
     def __init__(self, table: Table, model: AnyModel) -> None:
         self._columns = model.column_fold()
-        self._events = SortedWriter(table.data, "events", event_table_schema(model), table.info.file_format)
+        self._events = SortedWriter(table.place("events"), "events", event_table_schema(model))
         self._heads = _Rows(table, "heads", head_schema)
         self._refusals = _Rows(table, "refusals", head_schema)
         self._quarantine = _Rows(table, "quarantine", quarantine_schema)
@@ -101,7 +101,7 @@ class _Rows:
     """Rows on their way into sorted files, many at a time."""
 
     def __init__(self, table: Table, kind: str, schema: pa.Schema) -> None:
-        self._writer, self._schema = SortedWriter(table.data, kind, schema, table.info.file_format), schema
+        self._writer, self._schema = SortedWriter(table.place(kind), kind, schema), schema
         self._waiting: list[Sequence[Any]] = []
         self._bytes = 0
 
@@ -232,9 +232,9 @@ def _refuse(reader: StreamReader, files: NewFiles, code: str, reason: str, seq: 
     files.refusal(reader.head.stream, Known(seq or 0, reader.url, reader.head.version, ""))
 
 
-def written(files: list[FileEntry], counts: dict[str, int]) -> Iterator[pa.RecordBatch]:
+def written(files: list[FileEntry], counts: dict[str, int], removes: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
     """What a task hands back."""
-    yield one_row(written_schema, (msgspec.json.encode(files).decode(), msgspec.json.encode(counts).decode()))
+    yield one_row(written_schema, [msgspec.json.encode(each).decode() for each in (files, removes, counts)])
 
 
 view = View(lambda request: written_schema, _rows, plan_streams, frozenset({"to"}))

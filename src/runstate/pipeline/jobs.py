@@ -12,10 +12,10 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
 from runstate.errors import shown_url
-from runstate.models.canonical import digest
+from runstate.logs.log import now
 from runstate.models.registry import find_model, resolve_model
 from runstate.pipeline.compaction import check_compactable
-from runstate.pipeline.event_table import open_event_table
+from runstate.pipeline.event_table import event_schemas, open_event_table
 from runstate.pipeline.failures import readable
 from runstate.pipeline.file_events import assembled, file_counts
 from runstate.pipeline.file_progress import consumed_before, keep_plan, new_parts, planned
@@ -23,6 +23,7 @@ from runstate.pipeline.in_place import few_rows
 from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.origins import Origins, model_of
 from runstate.pipeline.plain_files import find_files
+from runstate.pipeline.replay import snapshot_schema
 from runstate.pipeline.session import is_remote
 from runstate.pipeline.shared_storage import marked
 from runstate.pipeline.sorted_files import FileEntry
@@ -91,20 +92,29 @@ def write_table(
 
     `counted` is what the caller has met itself.
     """
-    files: list[FileEntry] = []
+    files, removes = list[FileEntry](), list[str]()
     counts = Counter(counted or {})
     for row in rows:
         files += msgspec.json.decode(row["files"], type=list[FileEntry])
+        removes += msgspec.json.decode(row["removes"], type=list[str])
         counts.update(msgspec.json.decode(row["counts"], type=dict[str, int]))
     if "urls" in consumed:
         consumed = {**consumed, "urls": list(map(shown_url, consumed["urls"]))}
-    number = len(table.commits())
+    number = table.version()
     # A table without a commit is one that no job has finished.
     if files or replaces or consumed.get("files") or not number:
-        number += 1
+        number = table.next_number()
         files.sort(key=lambda entry: (entry.kind, entry.chunks[0].first))
         table.commit(
-            Commit(number=number, files=files, replaces=replaces, consumed=dict(consumed), counts=dict(counts))
+            Commit(
+                number=number,
+                at=now(),
+                files=files,
+                removes=removes,
+                replaces=replaces,
+                consumed=dict(consumed),
+                counts=dict(counts),
+            )
         )
     return Written(number, dict(counts))
 
@@ -115,7 +125,6 @@ def ingest(
     to: Path,
     *,
     model: str | None = None,
-    file_format: str = "parquet",
     shards: int | None = None,
     event_bytes_max: int = event_bytes_default,
 ) -> Written:
@@ -133,13 +142,13 @@ def ingest(
     named = [urls] if isinstance(urls, str) else list(urls)
     name = model_of(named, model)
     found = find_model(name)
-    info = TableInfo("events", found.name, found.version, file_format)
+    info = TableInfo("events", found.name, found.version)
     if any(url.startswith("files:") for url in named):
         check_files(named)
-        table = Table.make(to, info, is_model_given=model is not None)
+        table = Table.make(to, info, event_schemas(found), is_model_given=model is not None)
         return _ingest_files(spark, named, table, name, shards or _tasks_per_core * _cores(spark), event_bytes_max)
     Origins(named).close()  # What is not there is told before a table is made for it.
-    table = Table.make(to, info, is_model_given=model is not None)
+    table = Table.make(to, info, event_schemas(found), is_model_given=model is not None)
     with table.writing(), readable("ingest"), marked(table.directory / "table.json") as marker:
         frame = read_view(spark, named, "ingest", model=name, shards=shards, to=str(to.absolute()), marker=marker)
         return write_table(table, frame.collect(), {"urls": named})
@@ -161,8 +170,8 @@ def compact(spark: SparkSession, to: Path, *, model: str | None = None, shards: 
     with table.writing(), readable("compact"), marked(table.directory / "table.json") as marker:
         commits = table.commits()
         if not commits or commits[-1].consumed.get("compacts"):
-            return Written(len(commits), {"rows": 0})
-        consumed = {**commits[-1].consumed, "files": consumed_before(table), "compacts": len(commits)}
+            return Written(table.version(), {"rows": 0})
+        consumed = {**commits[-1].consumed, "files": consumed_before(table), "compacts": commits[-1].number}
         options = {"to": str(to.absolute()), "marker": marker}
         frame = read_view(spark, url, "compact", model=name, shards=shards, **options)
         return write_table(table, frame.collect(), consumed, replaces=True)
@@ -220,12 +229,13 @@ def replay(
     found = find_model(name)
     version = found.version
     Origins(named).close()  # What is not there is told before a table is made for it.
-    table = Table.make(to, TableInfo("snapshots", found.name, version), is_model_given=model is not None)
+    info = TableInfo("snapshots", found.name, version)
+    table = Table.make(to, info, {"snapshots": snapshot_schema}, is_model_given=model is not None)
     with table.writing(), readable("replay"), marked(table.directory / "table.json") as marker:
-        positions = _positions(named)
-        consumed = {"urls": named, "version": version, "position": next(reversed(positions))}
+        position = _position(named)
+        consumed = {"urls": named, "version": version, "position": position}
         commits = table.commits()
-        since = "" if full or not commits else _goes_on(commits[-1].consumed, consumed, positions)
+        since = "" if full or not commits else _since(commits[-1].consumed, consumed)
         options = {"to": str(to.absolute()), "since": since}
         rows = few_rows(Request(tuple(named), "replay", name, options=options)) if since and shards is None else None
         if rows is None:
@@ -233,30 +243,39 @@ def replay(
         return write_table(table, rows, consumed, replaces=not since)
 
 
-def _positions(urls: Sequence[str]) -> dict[str, str]:
-    """Where the logs have been, the newest last, each with where a replay goes on from there.
+def _position(urls: Sequence[str]) -> str:
+    """Where the logs are now: for the next replay to go on from there. Empty: it cannot.
 
     The streams of logs tell for themselves what is new in them.
     """
     with Origins(urls) as origins:
         table = origins.table()
-        if table is None:
-            # Streams of a table do not tell: beside logs, everything is folded anew.
-            told = "" if any(url.startswith("table:") for url in urls) else "heads"
-            return {told: told}
-        commits = table.table.commits()
-    goes_on = {"0": "0"}
-    # By what they say, too: a table that was removed and made again has other commits of the same numbers.
-    for commit in commits:
-        if compacted := commit.consumed.get("compacts"):
-            # It has what all before it have: who has read up to there has read it.
-            goes_on |= {place: str(commit.number) for place, after in goes_on.items() if after == str(compacted)}
-        goes_on[f"{commit.number}:{digest(msgspec.json.encode(commit))}"] = str(commit.number)
-    return goes_on
+        if table is not None:
+            return f"{table.table.id()}:{table.table.version()}"
+    # Streams of a table do not tell: beside logs, everything is folded anew.
+    return "" if any(url.startswith("table:") for url in urls) else "heads"
 
 
-def _goes_on(before: Mapping[str, Any], now: Mapping[str, Any], positions: Mapping[str, str]) -> str:
-    """From where a replay may go on; nowhere if it is of other logs, or by another version of the model."""
+def _since(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """From where a replay goes on; empty if it is of other logs, or by another version of the model."""
     is_same_log = list(map(shown_url, before.get("urls", ()))) == list(map(shown_url, now["urls"]))
-    same = is_same_log and before.get("version") == now["version"]
-    return positions.get(str(before.get("position", "")), "") if same else ""
+    position = str(before.get("position", ""))
+    if not is_same_log or before.get("version") != now["version"] or position in ("", "heads"):
+        return position if is_same_log and before.get("version") == now["version"] else ""
+    with Origins(now["urls"]) as origins:
+        table = origins.table()
+        return "" if table is None else _number_since(table.table, position)
+
+
+def _number_since(table: Table, position: str) -> str:
+    """The commit after which everything is new to a reader who was at a position."""
+    name, _, number = position.rpartition(":")
+    if name != table.id() or not number.isdigit():
+        return ""
+    read = int(number)
+    for commit in table.commits():
+        if commit.number > read and commit.replaces:
+            if commit.consumed.get("compacts") != read:
+                return ""
+            read = commit.number  # It has what all before it have: who has read up to there has read it.
+    return str(read)

@@ -1,18 +1,21 @@
 """Snapshots on file: a replay writes a table of them, and the next one folds only what has come since.
 
-The newest row of a stream counts. A table whose snapshots were folded by another version of the model, or from other
-logs, is folded anew as a whole.
+There is one row for each stream. Files hold ranges of streams that do not overlap; one with a stream that has changed
+is written anew. A table whose snapshots were folded by another version of the model, or from other logs, is folded anew
+as a whole.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from runstate.errors import LogDamaged, NotALog, Truncated
 from runstate.models.model import AnyModel
@@ -36,6 +39,9 @@ from runstate.pipeline.views import Request, Task, View
 
 chunk_bytes = 4 << 20
 """Smaller than a table's usual chunks: a replay of what is new looks up a few snapshots among many."""
+file_bytes = 16 << 20
+"""Smaller than a table's usual files: one is held in memory while it is written anew."""
+_batch_rows = 1024
 _group = 512
 """Streams whose earlier snapshots are looked up at once."""
 
@@ -52,33 +58,25 @@ def open_snapshot_table(directory: Path) -> Table:
     return table
 
 
-def latest(
+def snapshot_rows(
     table: Table, files: Sequence[FileEntry], shard: Shard, columns: Sequence[str] = tuple(snapshot_schema.names)
 ) -> Iterator[dict[str, object]]:
-    """The newest row of every stream of a shard, with those columns, in the order of the streams."""
-    newest: dict[str, object] | None = None
+    """The rows of a shard, with those columns, in the order of the streams."""
     for piece in table.pieces(files, shard, columns):
-        for row in piece.to_pylist():
-            if newest is not None and newest["stream"] != row["stream"]:
-                yield newest
-            newest = row
-    if newest is not None:
-        yield newest
+        yield from piece.to_pylist()
 
 
 def snapshot_counts(directory: Path) -> tuple[int, int]:
-    """How many streams a table has snapshots of, and of how many it could not make one."""
-    table = open_snapshot_table(directory)
-    rows = latest(table, table.files("snapshots"), Shard(), ("stream", "seq", "finding"))
-    findings = [row["finding"] for row in rows]
-    return len(findings), sum(finding is not None for finding in findings)
+    """How many streams a table has rows of, and of how many of them it could not make a snapshot."""
+    files = open_snapshot_table(directory).files("snapshots")
+    return sum(entry.rows for entry in files), sum(entry.stats.null_count.get("body", 0) for entry in files)
 
 
 def lookup(table: Table, files: Sequence[FileEntry], model: AnyModel) -> Before:
     """Earlier snapshots that a fold by this model can go on from."""
 
     def before(streams: Sequence[str]) -> dict[str, Snapshot]:
-        found = (Snapshot(**row) for row in latest(table, files, Shard(only=tuple(streams))))  # type: ignore[arg-type]
+        found = (Snapshot(**row) for row in snapshot_rows(table, files, Shard(only=tuple(streams))))  # type: ignore[arg-type]
         return {s.stream: s for s in found if s.body is not None and s.version == model.version}
 
     return before
@@ -89,13 +87,46 @@ def _rows(task: Task) -> Iterator[pa.RecordBatch]:
     table = open_snapshot_table(Path(options["to"]))
     files = table.files("snapshots") if options["since"] else []
     counts = {"streams": 0, "failed": 0}
-    with (
-        Origins(task.request.urls) as origins,
-        SortedWriter(table.data, "snapshots", snapshot_schema, table.info.file_format, chunk_bytes) as writer,
-    ):
-        for batch in packed(_counted(_changed(origins, task, model, table, files), counts)):
-            writer.write(batch)
-    yield from written(writer.entries, counts)
+    new, removes = list[FileEntry](), list[str]()
+    with Origins(task.request.urls) as origins:
+        changed = _counted(_changed(origins, task, model, table, files), counts)
+        for old, snapshots in _by_file(changed, _within(files, task.shard)):
+            with SortedWriter(
+                table.place("snapshots"), "snapshots", snapshot_schema, chunk_bytes, file_bytes
+            ) as writer:
+                for batch in packed(snapshots) if old is None else _merged(table, old, snapshots):
+                    writer.write(batch)
+            new += writer.entries
+            removes += [] if old is None else [old.name]
+    yield from written(new, counts, removes)
+
+
+def _within(files: Sequence[FileEntry], shard: Shard) -> list[FileEntry]:
+    """The files of a shard, in the order of their streams. None is of two: `_plan` cuts between them."""
+    ours = (entry for entry in files if shard.after < entry.chunks[0].first)
+    found = [entry for entry in ours if shard.until is None or entry.chunks[0].first <= shard.until]
+    return sorted(found, key=lambda entry: entry.chunks[0].first)
+
+
+def _by_file(
+    snapshots: Iterator[Snapshot], files: Sequence[FileEntry]
+) -> Iterator[tuple[FileEntry | None, Iterator[Snapshot]]]:
+    """Snapshots with the file that has, or is to have, their streams; None where there is no file."""
+    if not files:
+        yield None, snapshots
+        return
+    firsts = [entry.chunks[0].first for entry in files]
+    for place, group in groupby(snapshots, key=lambda snapshot: max(1, bisect_right(firsts, snapshot.stream))):
+        yield files[place - 1], group
+
+
+def _merged(table: Table, old: FileEntry, snapshots: Iterator[Snapshot]) -> Iterator[pa.RecordBatch]:
+    """The rows of a file, those of some streams replaced or added."""
+    changed = pa.Table.from_batches(packed(snapshots), snapshot_schema)
+    kept = pa.concat_tables(table.pieces([old], Shard(), snapshot_schema.names))
+    others = kept.filter(pc.invert(pc.is_in(kept["stream"], changed["stream"].combine_chunks())))
+    rows = pa.concat_tables([others, changed])
+    return iter(rows.take(pc.sort_indices(rows["stream"])).combine_chunks().to_batches(max_chunksize=_batch_rows))
 
 
 def _counted(snapshots: Iterator[Snapshot], counts: dict[str, int]) -> Iterator[Snapshot]:
@@ -114,7 +145,9 @@ def _changed(
     before, events = lookup(table, files, model), origins.table()
     if events is not None:
         return fold_table(events, events.table.files("events", after=int(since)), task.shard, model, before)
-    return _grown(origins, task.shard, model, before, latest(table, files, task.shard, ("stream", "seq", "head")))
+    return _grown(
+        origins, task.shard, model, before, snapshot_rows(table, files, task.shard, ("stream", "seq", "head"))
+    )
 
 
 def _grown(
@@ -167,12 +200,24 @@ def _has_only_grown(reader: StreamReader, before: Snapshot) -> bool:
 
 def _plan(request: Request, count: int) -> list[Shard]:
     since = request.options["since"]
+    if not since:
+        return plan_streams(request, count)
+    files = open_snapshot_table(Path(request.options["to"])).files("snapshots")
     with Origins(request.urls) as origins:
         table = origins.table()
-        if not since or table is None:
-            return plan_streams(request, count)
+        if table is None:
+            return _between_files(plan_streams(request, count), files)
         chunks = [chunk for entry in table.table.files("events", after=int(since)) for chunk in entry.chunks]
-        return cut(sorted((chunk.last, chunk.rows) for chunk in chunks), count, request.shard_weight_min)
+        shards = cut(sorted((chunk.last, chunk.rows) for chunk in chunks), count, request.shard_weight_min)
+        return _between_files(shards, files)
+
+
+def _between_files(shards: Sequence[Shard], files: Sequence[FileEntry]) -> list[Shard]:
+    """The shards with their bounds moved to the ends of files: each file is written anew by one task."""
+    ranges = [(entry.chunks[0].first, entry.chunks[-1].last) for entry in files]
+    bounds = [shard.until for shard in shards if shard.until is not None]
+    ends = sorted({max([bound, *(last for first, last in ranges if first <= bound)]) for bound in bounds})
+    return [Shard(after, until) for after, until in zip(["", *ends], [*ends, None], strict=True)] if shards else []
 
 
 view = View(lambda request: written_schema, _rows, _plan, frozenset({"to", "since"}))

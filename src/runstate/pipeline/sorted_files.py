@@ -1,4 +1,4 @@
-"""Columnar files whose rows are sorted by stream and seq, in chunks that can be read one by one.
+"""Parquet files whose rows are sorted by stream and seq, in chunks that can be read one by one.
 
 Which streams a chunk holds is kept beside the file, so a reader of some streams opens only what may hold them. Any
 number of such files is read as one: their rows come merged, a chunk's worth at a time.
@@ -10,15 +10,14 @@ import io
 import os
 import secrets
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Protocol, Self
+from typing import Annotated, Any, Self
 from zlib import crc32
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.ipc
 import pyarrow.parquet as pq
 from msgspec import Meta
 
@@ -30,8 +29,10 @@ chunk_rows = 1 << 16
 chunk_bytes = 64 << 20
 """A chunk is closed at so many rows, or once its columns have so many bytes: what a reader holds in memory at once."""
 file_bytes_max = 512 << 20
-DATA_FILE = r"(events|heads|quarantine|snapshots)-[0-9a-f]{16}\.(parquet|arrow)"
-"""The names of files that a `SortedWriter` writes, as a regular expression: kind, random digits, format."""
+DATA_FILE = r"[a-z]+-[0-9a-f]{16}\.parquet"
+"""The names of files that a `SortedWriter` writes, as a regular expression: kind and random digits."""
+_ranged = {"stream", "seq", "type", "tenant", "emitted_at", "persisted_at", "status"}
+"""Columns whose least and greatest values a commit tells, for engines that leave out files by them."""
 _repetitive = ["stream", "type", "tenant", "step_id", "model", "status", "url", "code"]
 
 
@@ -61,73 +62,42 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     section: Section
 
 
+class Stats(msgspec.Struct, frozen=True, rename="camel"):
+    """What a file holds of its columns, in the words of Delta."""
+
+    null_count: dict[str, int] = {}
+    min_values: dict[str, str | int] = {}
+    max_values: dict[str, str | int] = {}
+
+
 class FileEntry(msgspec.Struct, frozen=True):
     """A file of a table, as its commit tells of it."""
 
-    name: Annotated[str, Meta(pattern=r"^[a-z]+-[0-9a-f]{16}\.(?:parquet|arrow)\Z")]
+    name: Annotated[str, Meta(pattern=rf"^{DATA_FILE}\Z")]
     """Of a file in the table's own directory. A commit that names any other file is damaged."""
     kind: str
     bytes: int
     footer: Section
     """What stands behind the chunks: the file's own table of contents."""
     chunks: list[Chunk]
+    stats: Stats = Stats()
 
     @property
     def rows(self) -> int:
         return sum(chunk.rows for chunk in self.chunks)
 
 
-class _Writer(Protocol):
-    def write_table(self, table: pa.Table) -> None: ...
-    def close(self) -> None: ...
-
-
-class FileFormat(msgspec.Struct, frozen=True):
-    """How chunks stand in a file."""
-
-    suffix: str
-    checks_pages: bool
-    """Whether reading finds damage within a chunk by itself, so that only the columns which are wanted are read."""
-    create: Callable[[Any, pa.Schema], _Writer]
-    open: Callable[[str], Callable[[int, Sequence[str]], pa.Table]]
-
-
-def _create_parquet(sink: Any, schema: pa.Schema) -> _Writer:
-    dictionary = [name for name in _repetitive if name in schema.names]
-    # A checksum in every page: a flipped bit is found when the page is read, not when its text looks odd.
-    writer: _Writer = pq.ParquetWriter(
-        sink, schema, compression="zstd", compression_level=1, use_dictionary=dictionary, write_page_checksum=True
+def _create_parquet(sink: Any, schema: pa.Schema, collected: list[pq.FileMetaData]) -> pq.ParquetWriter:
+    return pq.ParquetWriter(
+        sink,
+        schema,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=[name for name in _repetitive if name in schema.names],
+        # A checksum in every page: a flipped bit is found when the page is read, not when its text looks odd.
+        write_page_checksum=True,
+        metadata_collector=collected,
     )
-    return writer
-
-
-def _open_parquet(path: str) -> Callable[[int, Sequence[str]], pa.Table]:
-    file = pq.ParquetFile(path, page_checksum_verification=True, memory_map=False)
-
-    def read(number: int, columns: Sequence[str]) -> pa.Table:
-        return file.read_row_group(number, columns=list(columns), use_threads=False)
-
-    return read
-
-
-def _create_arrow(sink: Any, schema: pa.Schema) -> _Writer:
-    writer: _Writer = pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd"))
-    return writer
-
-
-def _open_arrow(path: str) -> Callable[[int, Sequence[str]], pa.Table]:
-    file = pa.ipc.open_file(path)
-
-    def read(number: int, columns: Sequence[str]) -> pa.Table:
-        return pa.Table.from_batches([file.get_batch(number)]).select(list(columns))
-
-    return read
-
-
-formats = {
-    "parquet": FileFormat(".parquet", True, _create_parquet, _open_parquet),
-    "arrow": FileFormat(".arrow", False, _create_arrow, _open_arrow),
-}
 
 
 class _SummedFile(io.FileIO):
@@ -159,16 +129,17 @@ class SortedWriter:
         directory: Path,
         kind: str,
         schema: pa.Schema,
-        file_format: str = "parquet",
         chunk_bytes_max: int = chunk_bytes,
+        file_bytes_max: int = file_bytes_max,
     ) -> None:
-        self._directory, self._kind, self._schema, self._chunk_bytes_max = directory, kind, schema, chunk_bytes_max
-        self._format = formats[file_format]
+        self._directory, self._kind, self._schema = directory, kind, schema
+        self._chunk_bytes_max, self._file_bytes_max = chunk_bytes_max, file_bytes_max
         self._waiting: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
         self._path: Path | None = None
         self._sink: _SummedFile | None = None
-        self._writer: _Writer | None = None
+        self._writer: pq.ParquetWriter | None = None
+        self._metadata: list[pq.FileMetaData] = []
         self._chunks: list[Chunk] = []
         self.entries: list[FileEntry] = []
 
@@ -205,16 +176,16 @@ class SortedWriter:
         self._waiting, self._rows, self._bytes = [], 0, 0
         try:
             if self._writer is None or self._sink is None:
-                self._path = self._directory / f"{self._kind}-{secrets.token_hex(8)}{self._format.suffix}"
-                self._sink = _SummedFile(self._path)
-                self._writer = self._format.create(self._sink, self._schema)
+                self._path = self._directory / f"{self._kind}-{secrets.token_hex(8)}.parquet"
+                self._sink, self._metadata = _SummedFile(self._path), []
+                self._writer = _create_parquet(self._sink, self._schema, self._metadata)
             # One call, one chunk: readers count on it.
-            self._writer.write_table(table)
+            self._writer.write_table(table, row_group_size=table.num_rows)
         except OSError as error:
             raise LogFailed(f"{self._directory} cannot be written: {error}") from error
         streams, section = table.column("stream"), self._sink.section()
         self._chunks.append(Chunk(streams[0].as_py(), streams[-1].as_py(), table.num_rows, section))
-        if section.end >= file_bytes_max:
+        if section.end >= self._file_bytes_max:
             self._finish_file()
 
     def _finish_file(self) -> None:
@@ -228,9 +199,24 @@ class SortedWriter:
             self._sink.close()
         except OSError as error:
             raise LogFailed(f"{self._path} cannot be written: {error}") from error
-        self.entries.append(FileEntry(self._path.name, self._kind, footer.end, footer, self._chunks))
+        stats = _stats(self._metadata[0])
+        self.entries.append(FileEntry(self._path.name, self._kind, footer.end, footer, self._chunks, stats))
         self._writer = self._sink = self._path = None
         self._chunks = []
+
+
+def _stats(metadata: pq.FileMetaData) -> Stats:
+    stats = Stats({}, {}, {})
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    for place, name in enumerate(metadata.schema.names):
+        found = [group.column(place).statistics for group in groups]
+        if all(each is not None and each.has_null_count for each in found):
+            stats.null_count[name] = sum(each.null_count for each in found)
+        ranges = [each for each in found if each is not None and each.has_min_max]
+        if name in _ranged and len(ranges) == len(found):
+            stats.min_values[name] = min(each.min for each in ranges)
+            stats.max_values[name] = max(each.max for each in ranges)
+    return stats
 
 
 # --- reading -------------------------------------------------------------------------------------------------
@@ -239,6 +225,7 @@ class SortedWriter:
 def pieces(directory: Path, files: Sequence[FileEntry], shard: Shard, columns: Sequence[str]) -> Iterator[pa.Table]:
     """The rows of a shard in order, in pieces of about a chunk. A stream may go on in the next piece.
 
+    A file is in the directory of its kind.
     `files` come in the order of their commits: where two hold events of one stream, the earlier holds the earlier ones.
     `columns` begin with `stream` and `seq`.
 
@@ -274,10 +261,9 @@ class _Cursor:
     """A place in one file. `first` and `last` are the ends of what it has loaded, or of the chunk that comes next."""
 
     def __init__(self, directory: Path, entry: FileEntry, shard: Shard, columns: Sequence[str]) -> None:
-        self._path, self._entry, self._shard, self._columns = directory / entry.name, entry, shard, columns
+        self._path, self._entry, self._shard, self._columns = directory / entry.kind / entry.name, entry, shard, columns
         self._chunks = [number for number, chunk in enumerate(entry.chunks) if _overlaps(chunk, shard)]
-        self._format = next(each for each in formats.values() if each.suffix == self._path.suffix)
-        self._read: Callable[[int, Sequence[str]], pa.Table] | None = None
+        self._file: pq.ParquetFile | None = None
         self._table: pa.Table | None = None
         self.first = self.last = ""
 
@@ -311,13 +297,11 @@ class _Cursor:
 
     def _load(self, number: int) -> pa.Table:
         try:
-            if self._read is None:
+            if self._file is None:
                 if self._path.stat().st_size != self._entry.bytes or not self._entry.footer.fits(self._path):
                     raise TableDamaged(f"{self._path} is not what was written; {_advice}", path=str(self._path))
-                self._read = self._format.open(str(self._path))
-            if not self._format.checks_pages and not self._entry.chunks[number].section.fits(self._path):
-                raise TableDamaged(f"{self._path} is not what was written; {_advice}", path=str(self._path))
-            table = self._read(number, self._columns)
+                self._file = pq.ParquetFile(str(self._path), page_checksum_verification=True, memory_map=False)
+            table = self._file.read_row_group(number, columns=list(self._columns), use_threads=False)
         except (OSError, pa.ArrowException, KeyError) as error:
             raise TableDamaged(f"{self._path} cannot be read: {error}; {_advice}", path=str(self._path)) from error
         if missing := [name for name in self._columns if name not in table.column_names]:

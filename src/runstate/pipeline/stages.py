@@ -321,10 +321,9 @@ def _ingest(job: Job) -> None:
     to = Path(inputs.directory, "events", inputs.model)
     plain = [url for url in inputs.urls if url.startswith("files:")]
     logs = [url for url in inputs.urls if url not in plain]
-    file_format = inputs.settings.get("format", "parquet")
     with tracked(spark, f"ingest {inputs.model}", told_to(inputs.directory)):
         for urls in filter(None, (logs, plain)):
-            done = ingest(spark, urls, to, model=_loadable(inputs.model), file_format=file_format)
+            done = ingest(spark, urls, to, model=_loadable(inputs.model))
     events = sum(entry.rows for entry in open_event_table(to).files("events"))
     set_aside = reasons(to)
     job.write_json("ingest/{scope}.json", IngestResult(done.commit, events, sum(set_aside.values()), set_aside))

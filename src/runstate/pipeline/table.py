@@ -1,18 +1,17 @@
-"""Tables of the pipeline: sorted columnar files, and commits that say which of them count.
+"""Tables of the pipeline: Delta tables of sorted Parquet files, which commit together.
 
-    DIR/table.json               what the table holds, of which model, in which format
-    DIR/data/NAME.parquet        rows sorted by stream and seq
-    DIR/commits/00000001.json    the files that a job added, and what it had consumed
+    DIR/table.json       what the table holds, of which model, in which format: the marker of the directory
+    DIR/KIND             a Delta table: DIR/events for instance, with DIR/heads, DIR/refusals and DIR/quarantine
 
-A file that no commit names is not there. Commits are numbered without a gap and made by renaming a synced file, so a
-job that is killed leaves either all of its work or none; the next one removes the files that it left in `data`.
+The first kind decides. Each of its commits has a note of ours: the files that a job has added, of all kinds, and what
+it had consumed. The tables of the other kinds are brought to what the notes say: by the job that commits, or by the
+next one if that was killed. So a job leaves either all of its work or none; files that no commit names are not there.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,17 +21,20 @@ import pyarrow as pa
 
 from runstate.errors import LogBusy, LogFailed, LogNotFound, LogTooNew, NotALog
 from runstate.models.canonical import digest, undecodable
+from runstate.pipeline.delta_log import DeltaLog
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.shared_storage import StorageNotShared
 from runstate.pipeline.sorted_files import DATA_FILE, FileEntry, TableDamaged, pieces
-from runstate.storage.directories import make_directories
 from runstate.storage.disk import TEMP, LockBusy, RealDisk, refuse_links, replace_durably
 from runstate.storage.target_directory import check_target, remove_own, writing_to
 
-_version = 1
-_leftovers = re.compile(rf"data/|commits/|table\.json{TEMP}")
+_version = 2
+kinds = {"events": ("events", "heads", "refusals", "quarantine"), "snapshots": ("snapshots",)}
+"""The Delta tables of a table: the one that decides, and others that follow it."""
+_any_kind = "|".join(sorted({kind for each in kinds.values() for kind in each}))
+_leftovers = re.compile(rf"({_any_kind})/(_delta_log/([0-9]{{20}}\.json)?)?|table\.json{TEMP}|\.lock")
 """What a job that was killed while it made a table may have left."""
-_data_files = re.compile(rf"data/|data/({DATA_FILE}|plan-[0-9a-f]{{16}}\.json)|table\.json{TEMP}")
+_own_files = re.compile(rf"({_any_kind})/({DATA_FILE})?|plan-[0-9a-f]{{16}}\.json|table\.json{TEMP}")
 
 
 class TableInfo(msgspec.Struct, frozen=True):
@@ -42,15 +44,18 @@ class TableInfo(msgspec.Struct, frozen=True):
     model: str
     """The model's name. Older versions recorded the place of a model that was not installed; it is never loaded."""
     model_version: int
-    file_format: str = "parquet"
     version: int = _version
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
-    """What one job has added."""
+    """What one job has done: the note in a commit."""
 
     number: int
+    """The version of the Delta table that it made."""
+    at: str = ""
     files: list[FileEntry]
+    removes: list[str] = []
+    """Files that no longer count, since others hold their rows."""
     replaces: bool = False
     """Whether everything before it no longer counts, as when a new version of the model has folded all anew."""
     consumed: dict[str, Any] = {}
@@ -64,18 +69,18 @@ class _Sealed(msgspec.Struct):
 
 
 class Table:
-    """A table in a directory."""
+    """A table in a directory, as it is now or was in a version."""
 
-    def __init__(self, directory: Path, info: TableInfo) -> None:
-        self.directory, self.info = directory, info
-        self.data = directory / "data"
-        self._commits = directory / "commits"
+    def __init__(self, directory: Path, info: TableInfo, as_of: int | None = None) -> None:
+        self.directory, self.info, self._as_of = directory, info, as_of
+        self._logs = {kind: DeltaLog(directory / kind) for kind in kinds[info.kind]}
+        self._main = self._logs[info.kind]
 
     @classmethod
-    def open(cls, directory: Path) -> Table:
+    def open(cls, directory: Path, as_of: int | None = None) -> Table:
         """
         Raises:
-            LogNotFound: there is none.
+            LogNotFound: there is none, or not that version of it.
             NotALog, LogTooNew: it is none of ours, or of a newer Runstate.
         """
         try:
@@ -88,9 +93,22 @@ class Table:
             version = msgspec.json.decode(text, type=_Version).version
             if version > _version:
                 raise LogTooNew(f"The table in {directory} has version {version}; upgrade Runstate to read it")
-            return cls(directory, msgspec.json.decode(text, type=TableInfo))
+            if version < _version:
+                raise NotALog(
+                    f"The table in {directory} is of an earlier version of Runstate. Convert it with: "
+                    f"runstate pipeline convert {directory}"
+                )
+            info = msgspec.json.decode(text, type=TableInfo)
         except undecodable as error:
             raise NotALog(f"{directory}/table.json is no table of ours: {error}") from error
+        if info.kind not in kinds:
+            raise NotALog(f"{directory}/table.json is no table of ours: it holds {info.kind[:80]!r}")
+        table = cls(directory, info, as_of)
+        if as_of is not None and as_of not in {commit.number for commit in table.commits()}:
+            numbers = [commit.number for commit in Table(directory, info).commits()]
+            there = ", ".join(map(str, numbers[-20:])) or "none"
+            raise LogNotFound(f"{directory} has no version {as_of}; it has {there}")
+        return table
 
     @staticmethod
     def check(directory: Path) -> None:
@@ -103,8 +121,11 @@ class Table:
         check_target(directory, _leftovers, has_marker=(directory / "table.json").exists())
 
     @classmethod
-    def make(cls, directory: Path, info: TableInfo, *, is_model_given: bool = True) -> Table:
-        """Open the table, or make it. One that is there must be of the same kind and model.
+    def make(
+        cls, directory: Path, info: TableInfo, schemas: Mapping[str, pa.Schema], *, is_model_given: bool = True
+    ) -> Table:
+        """Open the table, or make it, with these columns of each kind. One that is there must be of the same kind and
+        model.
 
         A table that an older version made may record the place of its model. Its name cannot be compared, so the caller
         must have given the model: `is_model_given`.
@@ -119,8 +140,8 @@ class Table:
         except LogNotFound:
             table = cls(directory, info)
             with writing_to(directory):
-                for part in (table.data, table._commits):
-                    make_directories(RealDisk(), part)
+                for kind, log in table._logs.items():
+                    log.create(schemas[kind])
                 replace_durably(RealDisk(), directory / "table.json", msgspec.json.encode(info) + b"\n")
             return table
         is_same_model = found.info.model == info.model or (":" in found.info.model and is_model_given)
@@ -131,23 +152,33 @@ class Table:
             )
         return found
 
+    def place(self, kind: str) -> Path:
+        """Where the files of a kind are."""
+        return self._logs[kind].directory
+
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Be the only job that adds to the table. Data files that no commit needs, of killed jobs too, are removed.
+        """Be the only job that adds to the table. What a killed job has left is removed, and what it has committed is
+        published.
 
         Raises:
             LogBusy: another job is at it.
+            TableDamaged: another program has changed the table, or it is damaged.
         """
         try:
             with writing_to(self.directory):
-                refuse_links(RealDisk(), self.data, self._commits)
+                refuse_links(RealDisk(), *(place for log in self._logs.values() for place in log.places))
                 lock = RealDisk().lock(self.directory / ".lock")
         except LockBusy as error:
             raise LogBusy(f"Another job is writing to {self.directory}; try again when it is done") from error
         try:
-            named = {f"data/{entry.name}" for commit in _live(self.commits()) for entry in commit.files}
             with writing_to(self.directory):
-                remove_own(self.directory, _data_files, keep={"data/", *named})
+                for log in self._logs.values():
+                    log.remove_torn_commit()
+                commits = self.commits()
+                named = {f"{entry.kind}/{entry.name}" for commit in commits for entry in commit.files}
+                remove_own(self.directory, _own_files, keep={*(f"{kind}/" for kind in self._logs), *named})
+                self._publish(commits)
             yield
         finally:
             lock.release()
@@ -156,36 +187,81 @@ class Table:
         """All of them, oldest first.
 
         Raises:
-            TableDamaged: one is missing, or is not what was written.
+            TableDamaged: one is missing, or is not what was written; or another program has changed the table.
         """
-        try:
-            names = sorted(name for name in os.listdir(self._commits) if name.endswith(".json"))
-        except OSError as error:
-            raise TableDamaged(f"{self._commits} cannot be read: {error.strerror}", path=str(self._commits)) from error
-        found = []
-        for number, name in enumerate(names, 1):
-            path = self._commits / name
-            if name != _commit_name(number):
-                raise TableDamaged(f"{self._commits} has no commit {number}, and has {name}", path=str(path))
-            found.append(_unsealed(path))
+        found = [_unsealed(note, self.directory) for note in self._main.notes()]
+        if self._as_of is not None:
+            found = [commit for commit in found if commit.number <= self._as_of]
+        self._check(found)
         return found
+
+    def version(self) -> int:
+        """The number of the last commit; 0 before the first."""
+        return max((commit.number for commit in self.commits()), default=0)
 
     def files(self, kind: str, *, after: int = 0) -> list[FileEntry]:
         """The files of a kind that count, in the order of their commits; those of commits after a number."""
-        live = (commit for commit in _live(self.commits()) if commit.number > after)
-        return [entry for commit in live for entry in commit.files if entry.kind == kind]
+        return list(_live(self.commits(), kind, after).values())
 
     def commit(self, commit: Commit) -> None:
-        """Make a job's files count, all at once. The caller is `writing`."""
-        body = msgspec.json.encode(commit)
+        """Make a job's files count, all at once. The caller is `writing`.
+
+        Raises:
+            StorageNotShared: a file that a task says to have written is not here.
+            LogBusy: another program has changed the table.
+        """
         for entry in commit.files:
             self._confirm(entry)
         with writing_to(self.directory):
-            RealDisk().sync_directory(self.data)
-            replace_durably(
-                RealDisk(),
-                self._commits / _commit_name(commit.number),
-                msgspec.json.encode(_Sealed(digest(body), msgspec.Raw(body))) + b"\n",
+            for log in self._logs.values():
+                RealDisk().sync_directory(log.directory)
+            commits = self.commits()
+            if commit.number != self._main.version() + 1:
+                raise LogBusy(f"Another program has changed {self.directory} meanwhile; try again")
+            body = msgspec.json.encode(commit)
+            note = msgspec.json.encode(_Sealed(digest(body), msgspec.Raw(body))).decode()
+            self._bring(self.info.kind, [*commits, commit], note, is_rewrite="compacts" in commit.consumed)
+            self._publish([*commits, commit])
+
+    def id(self) -> str:
+        """What no other table has, also one that is made in its place later."""
+        return self._main.id()
+
+    def next_number(self) -> int:
+        """The number of the next commit. It is not always one more than the last of ours: a vacuum commits, too."""
+        return self._main.version() + 1
+
+    def vacuum(self, hours: int, *, dry_run: bool = False) -> list[str]:
+        """Delete the files that no version of the last hours has. The caller is `writing`. Their paths."""
+        return [f"{kind}/{name}" for kind, log in self._logs.items() for name in log.vacuum(hours, dry_run=dry_run)]
+
+    def _publish(self, commits: list[Commit]) -> None:
+        """Bring the tables that follow to what the notes say."""
+        for kind in kinds[self.info.kind][1:]:
+            if self._logs[kind].files().keys() != _live(commits, kind).keys():
+                self._bring(kind, commits, "")
+
+    def _bring(self, kind: str, commits: list[Commit], note: str, *, is_rewrite: bool = False) -> None:
+        log, wanted = self._logs[kind], _live(commits, kind)
+        there = log.files()
+        adds = [entry for name, entry in wanted.items() if name not in there]
+        removes = {name: size for name, (size, _) in there.items() if name not in wanted}
+        log.commit(adds, removes, commits[-1].number, note, is_rewrite=is_rewrite)
+
+    def _check(self, commits: list[Commit]) -> None:
+        """
+        Raises:
+            TableDamaged: what the notes say and what Delta says differ.
+        """
+        version = None if self._as_of is None else max((commit.number for commit in commits), default=0)
+        wanted = {name: (entry.bytes, entry.rows) for name, entry in _live(commits, self.info.kind).items()}
+        if self._main.files(version) != wanted:
+            last = commits[-1].number if commits else 0
+            raise TableDamaged(
+                f"Another program has changed {self._main.directory}, or its log is damaged: its files are not those "
+                f"of version {last}, the last that Runstate wrote. To go back to that: "
+                f"runstate pipeline restore {self.directory} --version {last}",
+                path=str(self.directory),
             )
 
     def _confirm(self, entry: FileEntry) -> None:
@@ -193,7 +269,7 @@ class Table:
         Raises:
             StorageNotShared: the file that a task says to have written is not here, or is another one.
         """
-        path = self.data / entry.name
+        path = self.place(entry.kind) / entry.name
         try:
             is_as_written = path.stat().st_size == entry.bytes and entry.footer.fits(path)
         except OSError:
@@ -206,29 +282,32 @@ class Table:
             )
 
     def pieces(self, files: Sequence[FileEntry], shard: Shard, columns: Sequence[str]) -> Iterator[pa.Table]:
-        return pieces(self.data, files, shard, columns)
+        return pieces(self.directory, files, shard, columns)
 
 
-def _live(commits: list[Commit]) -> list[Commit]:
-    """Those that count."""
-    first = max((place for place, commit in enumerate(commits) if commit.replaces), default=0)
-    return commits[first:]
+def _live(commits: Sequence[Commit], kind: str, after: int = 0) -> dict[str, FileEntry]:
+    """The files that count."""
+    found: dict[str, FileEntry] = {}
+    for commit in commits:
+        if commit.replaces:
+            found = {}
+        for name in commit.removes:
+            found.pop(name, None)
+        if commit.number > after:
+            found |= {entry.name: entry for entry in commit.files if entry.kind == kind}
+    return found
 
 
 class _Version(msgspec.Struct):
     version: int
 
 
-def _commit_name(number: int) -> str:
-    return f"{number:08d}.json"
-
-
-def _unsealed(path: Path) -> Commit:
+def _unsealed(note: str, directory: Path) -> Commit:
     try:
-        sealed = msgspec.json.decode(RealDisk().read(path), type=_Sealed)
+        sealed = msgspec.json.decode(note, type=_Sealed)
         body = bytes(sealed.commit)
         if digest(body) != sealed.sha256:
-            raise TableDamaged(f"{path} does not fit its digest", path=str(path))
+            raise TableDamaged(f"A commit of {directory} does not fit its digest", path=str(directory))
         return msgspec.json.decode(body, type=Commit)
-    except (OSError, *undecodable) as error:
-        raise TableDamaged(f"{path} cannot be read: {error}", path=str(path)) from error
+    except undecodable as error:
+        raise TableDamaged(f"A commit of {directory} cannot be read: {error}", path=str(directory)) from error
