@@ -55,6 +55,14 @@ Conf = Annotated[
 ]
 
 
+AsOf = Annotated[
+    str | None,
+    typer.Option(
+        "--as-of", help="Tables as they were: a version, or a time like 2026-11-15T09:30:00Z.", show_default=False
+    ),
+]
+
+
 @app.command("run")
 def run(
     urls: Urls,
@@ -166,6 +174,7 @@ def replay(
     to: To,
     model: ModelName = None,
     full: Annotated[bool, typer.Option("--full", help="Fold everything anew, whatever is there.")] = False,
+    as_of: AsOf = None,
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
@@ -178,6 +187,7 @@ def replay(
     from runstate.pipeline.snapshot_table import snapshot_counts
     from runstate.pipeline.table import Table
 
+    urls = _as_of(urls, as_of)
     model_of(urls, model)  # Refused before Spark is started.
     Table.check(to)
     with spark_for(master, remote, conf, "replay", urls) as spark:
@@ -201,6 +211,7 @@ def audit(
     ] = None,
     silent_s: Annotated[float, typer.Option("--silent-s", help="An open run is silent after so many seconds.")] = 86400,
     skew_s: Annotated[float, typer.Option("--skew-s", help="Clocks may differ by so many seconds.")] = 60,
+    as_of: AsOf = None,
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
@@ -211,6 +222,7 @@ def audit(
     from runstate.pipeline import audit as audits
     from runstate.pipeline.origins import model_of
 
+    urls = _as_of(urls, as_of)
     model_of(urls, model)  # Refused before Spark is started.
     if to is not None:
         audits.check_findings_target(to)
@@ -235,6 +247,7 @@ def report(
     urls: Urls,
     to: To,
     model: ModelName = None,
+    as_of: AsOf = None,
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
@@ -247,7 +260,7 @@ def report(
     from runstate.pipeline.report import report as made
     from runstate.pipeline.stages import grouped, publish
 
-    groups = grouped(urls, model)
+    groups = grouped(_as_of(urls, as_of), model)
     check_report_target(to)
     with spark_for(master, remote, conf, "report", urls) as spark:
         found = made(spark, [Part(each, model or name) for name, each in groups.items()])
@@ -319,6 +332,12 @@ def tell_counts(counts: dict[str, int], as_json: bool) -> None:
         write_json(counts)
     else:
         write_table(tuple(counts), [tuple(counts.values())])
+
+
+def _as_of(urls: list[str], version: str | None) -> list[str]:
+    from runstate.pipeline.table_versions import at_version
+
+    return urls if version is None else [at_version(url, version) for url in urls]
 
 
 def check_spark(what: str = "The pipeline needs Spark") -> None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from runstate.cli import pipeline_archive, pipeline_stream, pipeline_warm
+from runstate.cli import pipeline_archive, pipeline_stream, pipeline_tables, pipeline_warm
 from runstate.cli.pipeline import app
 
 app.command("archive")(pipeline_archive.archive)
 app.command("stream")(pipeline_stream.stream)
+for command in (
+    pipeline_tables.versions,
+    pipeline_tables.restore,
+    pipeline_tables.vacuum,
+    pipeline_tables.compact,
+    pipeline_tables.convert,
+):
+    app.command(command.__name__)(command)
 app.command("warm")(pipeline_warm.warm)
 
 __all__ = ["app"]

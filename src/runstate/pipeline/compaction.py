@@ -1,7 +1,8 @@
-"""An event table's many small files written anew as few large ones. Nothing else about the table changes.
+"""A table's many small files written anew as few large ones. Nothing else about the table changes.
 
-Each task writes a range of streams, and the commit that names the new files takes the place of all earlier ones. What
-these have named stays until a vacuum, so that nobody is cut off in the middle, and earlier versions can be read.
+Of an event table, each task writes a range of streams, and the commit that names the new files takes the place of all
+earlier ones. What these have named stays until a vacuum, so that nobody is cut off in the middle, and earlier versions
+can be read.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
+from runstate.logs.log import now
 from runstate.pipeline.event_table import event_schemas, open_event_table, without_secrets
 from runstate.pipeline.ingest import known_heads, written, written_schema
 from runstate.pipeline.options import InvalidOption
-from runstate.pipeline.rows import pack
+from runstate.pipeline.replay import snapshot_schema
+from runstate.pipeline.rows import pack, rows_max
 from runstate.pipeline.shards import Shard, cut
+from runstate.pipeline.snapshot_table import open_snapshot_table, snapshot_writer
 from runstate.pipeline.sorted_files import FileEntry, SortedWriter
-from runstate.pipeline.table import Table
+from runstate.pipeline.table import Commit, Table
 from runstate.pipeline.views import Request, Task, View
 
 
@@ -32,6 +36,29 @@ def check_compactable(table: Table, model_version: int) -> None:
             f"{table.directory} was made for version {table.info.model_version} of the model {table.info.model!r}, "
             f"which is at {model_version}; ingest its logs into another directory"
         )
+
+
+def compact_snapshots(directory: Path) -> int:
+    """Write the files of a snapshot table anew. How many rows it has; 0 if there is nothing to be gained.
+
+    Raises:
+        LogBusy: another job is writing to the table.
+        LogNotFound, NotALog: there is no table of snapshots.
+    """
+    table = open_snapshot_table(directory)
+    with table.writing():
+        commits, files = table.commits(), table.files("snapshots")
+        if not commits or commits[-1].consumed.get("compacts"):
+            return 0
+        with snapshot_writer(table) as writer:
+            for piece in table.pieces(files, Shard(), snapshot_schema.names):
+                for batch in piece.combine_chunks().to_batches(max_chunksize=rows_max):
+                    writer.write(batch)
+        consumed = {**commits[-1].consumed, "compacts": commits[-1].number}
+        table.commit(
+            Commit(number=table.next_number(), at=now(), files=writer.entries, replaces=True, consumed=consumed)
+        )
+        return sum(entry.rows for entry in writer.entries)
 
 
 def _rows(task: Task) -> Iterator[pa.RecordBatch]:

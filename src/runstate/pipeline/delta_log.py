@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -21,6 +20,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from runstate.errors import LogBusy, LogTooNew
+from runstate.models.canonical import undecodable
 from runstate.pipeline.sorted_files import FileEntry, TableDamaged
 from runstate.storage.directories import make_directories
 from runstate.storage.disk import RealDisk
@@ -44,6 +44,7 @@ class DeltaLog:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._log = directory / "_delta_log"
+        self._checked: set[str] = set()
 
     @property
     def places(self) -> tuple[Path, Path]:
@@ -120,16 +121,11 @@ class DeltaLog:
             )
         self._flush(version)
 
-    def vacuum(self, hours: int, *, dry_run: bool = False) -> list[str]:
-        """Delete the files that no version of the last hours has. Their names."""
+    def unused_files(self, hours: int) -> list[str]:
+        """The names of the files that no version of the last hours has."""
         with _readable(self.directory):
-            return self._open().vacuum(
-                hours,
-                dry_run=dry_run,
-                enforce_retention_duration=False,
-                post_commithook_properties=_no_checkpoint,
-                full=True,
-            )
+            found = self._open().vacuum(hours, dry_run=True, enforce_retention_duration=False)
+        return [name for name in found if (self.directory / name).exists()]
 
     def remove_torn_commit(self) -> None:
         """Take away a last commit that a power cut has torn. It was never told of: that comes after its flush."""
@@ -137,13 +133,29 @@ class DeltaLog:
         if not last:
             return
         path = self._log / last
-        if int(last[:20]) > 0 and not _is_whole(path.read_bytes()):
+        if int(last[:20]) > 0 and not _is_whole(path):
             logger.warning("%s was torn by a crash before it was acknowledged, and is removed", path)
             path.unlink()
             RealDisk().sync_directory(self._log)
 
     def _open(self, version: int | None = None) -> DeltaTable:
+        self._check_files()
         return DeltaTable(self.directory, version=version)
+
+    def _check_files(self) -> None:
+        """delta-rs would read a pipe or a device in place of a commit for ever, and does not survive every text.
+
+        Raises:
+            TableDamaged: the log holds something that no writer of Delta puts there.
+        """
+        with os.scandir(self._log) as found:
+            entries = list(found)
+        for entry in entries:
+            if not entry.is_file(follow_symlinks=False):
+                raise TableDamaged(f"{entry.path} is no file of a Delta log", path=entry.path)
+            if entry.name.endswith(".json") and entry.name not in self._checked:
+                _actions(Path(entry.path))
+                self._checked.add(entry.name)
 
     def _flush(self, version: int) -> None:
         path = self._log / _commit_name(version)
@@ -154,13 +166,25 @@ class DeltaLog:
         RealDisk().sync_directory(self.directory)
 
 
-def _is_whole(commit: bytes) -> bool:
+def _actions(path: Path) -> list[dict[str, msgspec.Raw]]:
+    """
+    Raises:
+        TableDamaged: it is no commit.
+    """
+    try:
+        lines = filter(None, path.read_bytes().splitlines())
+        return [msgspec.json.decode(line, type=dict[str, msgspec.Raw]) for line in lines]
+    except undecodable as error:
+        raise TableDamaged(f"{path} is no commit: {error}", path=str(path)) from error
+
+
+def _is_whole(path: Path) -> bool:
     """Whether a commit has an end. One of ours ends with our transaction; that of others, with a whole line."""
     try:
-        actions = [msgspec.json.decode(line, type=dict[str, dict[str, Any]]) for line in commit.splitlines()]
-    except msgspec.DecodeError:
+        actions = _actions(path)
+    except TableDamaged:
         return False
-    is_ours = any(_application in action.get("commitInfo", {}) for action in actions)
+    is_ours = any(f'"{_application}":'.encode() in bytes(action.get("commitInfo", b"")) for action in actions)
     return bool(actions) and (not is_ours or any("txn" in action for action in actions))
 
 

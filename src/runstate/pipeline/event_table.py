@@ -141,15 +141,21 @@ class _Piece:
         return self._bodies
 
 
+def split_version(url: str) -> tuple[str, int | None]:
+    """The path of a table's URL, and the version that it names: `table:DIR?version=3`."""
+    path, mark, version = url.removeprefix("table:").rpartition("?version=")
+    return (path, int(version)) if mark and version.isdigit() else (url.removeprefix("table:"), None)
+
+
 class TableOrigin:
     """An event table, read like a log."""
 
     def __init__(self, url: str) -> None:
-        path = url.removeprefix("table:")
+        path, version = split_version(url)
         if not path:
             raise InvalidUrl("table: names no directory: write table:DIR")
         self.url = shown_url(url)
-        self.table = open_event_table(Path(located(url).removeprefix("table:")))
+        self.table = open_event_table(Path(split_version(located(url))[0]), version)
         self.model_name: str | None = self.table.info.model
         if not self.table.commits():
             raise LogNotFound(f"The table in {path} was never finished; run its ingest again", path=path)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
@@ -37,7 +37,7 @@ from runstate.pipeline.plain_files import (
     whole,
 )
 from runstate.pipeline.sorted_files import TableDamaged
-from runstate.pipeline.table import Table
+from runstate.pipeline.table import Commit, Table
 from runstate.storage.disk import write_private
 
 _bytes_per_task = 32 << 20
@@ -74,16 +74,19 @@ def consumed_before(table: Table) -> dict[str, Consumed]:
     Raises:
         TableDamaged: a commit is not what was written.
     """
+    return consumed_by(table.commits(), table.directory)
+
+
+def consumed_by(commits: Iterable[Commit], directory: Path) -> dict[str, Consumed]:
+    """The same of the first commits of a table."""
     found: dict[str, Consumed] = {}
-    for commit in table.commits():
+    for commit in commits:
         if commit.replaces:
             found = {}
         try:
             found |= msgspec.convert(commit.consumed.get("files", {}), dict[str, Consumed])
         except undecodable as error:
-            raise TableDamaged(
-                f"Commit {commit.number} of {table.directory} is not what was written: {error}"
-            ) from error
+            raise TableDamaged(f"Commit {commit.number} of {directory} is not what was written: {error}") from error
     return found
 
 

@@ -155,12 +155,12 @@ def ingest(
 
 
 def compact(spark: SparkSession, to: Path, *, model: str | None = None, shards: int | None = None) -> Written:
-    """Write an event table's files anew, as few large ones whose streams do not overlap. What it holds stays the same.
+    """Write a table's files anew, as few large ones whose streams do not overlap. What it holds stays the same.
 
     Raises:
         PipelineFailed: a task failed; the table is as it was.
         LogBusy: another job is writing to the table.
-        LogNotFound, NotALog: there is no event table.
+        LogNotFound, NotALog: there is no table.
         UnknownModel, ModelMismatch: its model is not installed, and was not given.
         InvalidOption: it was made for another version of its model.
     """

@@ -32,6 +32,7 @@ from runstate.pipeline.replay import (
     packed,
     snapshot_schema,
 )
+from runstate.pipeline.rows import rows_max
 from runstate.pipeline.shards import Shard, cut
 from runstate.pipeline.sorted_files import FileEntry, SortedWriter
 from runstate.pipeline.table import Table
@@ -41,7 +42,6 @@ chunk_bytes = 4 << 20
 """Smaller than a table's usual chunks: a replay of what is new looks up a few snapshots among many."""
 file_bytes = 16 << 20
 """Smaller than a table's usual files: one is held in memory while it is written anew."""
-_batch_rows = 1024
 _group = 512
 """Streams whose earlier snapshots are looked up at once."""
 
@@ -91,14 +91,16 @@ def _rows(task: Task) -> Iterator[pa.RecordBatch]:
     with Origins(task.request.urls) as origins:
         changed = _counted(_changed(origins, task, model, table, files), counts)
         for old, snapshots in _by_file(changed, _within(files, task.shard)):
-            with SortedWriter(
-                table.place("snapshots"), "snapshots", snapshot_schema, chunk_bytes, file_bytes
-            ) as writer:
+            with snapshot_writer(table) as writer:
                 for batch in packed(snapshots) if old is None else _merged(table, old, snapshots):
                     writer.write(batch)
             new += writer.entries
             removes += [] if old is None else [old.name]
     yield from written(new, counts, removes)
+
+
+def snapshot_writer(table: Table) -> SortedWriter:
+    return SortedWriter(table.place("snapshots"), "snapshots", snapshot_schema, chunk_bytes, file_bytes)
 
 
 def _within(files: Sequence[FileEntry], shard: Shard) -> list[FileEntry]:
@@ -126,7 +128,7 @@ def _merged(table: Table, old: FileEntry, snapshots: Iterator[Snapshot]) -> Iter
     kept = pa.concat_tables(table.pieces([old], Shard(), snapshot_schema.names))
     others = kept.filter(pc.invert(pc.is_in(kept["stream"], changed["stream"].combine_chunks())))
     rows = pa.concat_tables([others, changed])
-    return iter(rows.take(pc.sort_indices(rows["stream"])).combine_chunks().to_batches(max_chunksize=_batch_rows))
+    return iter(rows.take(pc.sort_indices(rows["stream"])).combine_chunks().to_batches(max_chunksize=rows_max))
 
 
 def _counted(snapshots: Iterator[Snapshot], counts: dict[str, int]) -> Iterator[Snapshot]:

@@ -140,9 +140,8 @@ class Table:
         except LogNotFound:
             table = cls(directory, info)
             with writing_to(directory):
-                for kind, log in table._logs.items():
-                    log.create(schemas[kind])
-                replace_durably(RealDisk(), directory / "table.json", msgspec.json.encode(info) + b"\n")
+                table.create(schemas)
+                write_info(directory, info)
             return table
         is_same_model = found.info.model == info.model or (":" in found.info.model and is_model_given)
         if found.info.kind != info.kind or not is_same_model:
@@ -152,14 +151,24 @@ class Table:
             )
         return found
 
+    def create(self, schemas: Mapping[str, pa.Schema]) -> None:
+        """Make the Delta tables, without a row. They are a table once `table.json` is written."""
+        for kind, log in self._logs.items():
+            log.create(schemas[kind])
+
     def place(self, kind: str) -> Path:
         """Where the files of a kind are."""
         return self._logs[kind].directory
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of its files, the one that decides first."""
+        return tuple(self._logs)
+
     @contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self, *, is_checked: bool = True) -> Iterator[None]:
         """Be the only job that adds to the table. What a killed job has left is removed, and what it has committed is
-        published.
+        published. `is_checked`: refuse a table that another program has changed.
 
         Raises:
             LogBusy: another job is at it.
@@ -175,7 +184,7 @@ class Table:
             with writing_to(self.directory):
                 for log in self._logs.values():
                     log.remove_torn_commit()
-                commits = self.commits()
+                commits = self.commits() if is_checked else self.noted()
                 named = {f"{entry.kind}/{entry.name}" for commit in commits for entry in commit.files}
                 remove_own(self.directory, _own_files, keep={*(f"{kind}/" for kind in self._logs), *named})
                 self._publish(commits)
@@ -189,11 +198,14 @@ class Table:
         Raises:
             TableDamaged: one is missing, or is not what was written; or another program has changed the table.
         """
-        found = [_unsealed(note, self.directory) for note in self._main.notes()]
-        if self._as_of is not None:
-            found = [commit for commit in found if commit.number <= self._as_of]
+        found = self.noted()
         self._check(found)
         return found
+
+    def noted(self) -> list[Commit]:
+        """The same, also where another program has changed the table since."""
+        found = [_unsealed(note, self.directory) for note in self._main.notes()]
+        return [commit for commit in found if self._as_of is None or commit.number <= self._as_of]
 
     def version(self) -> int:
         """The number of the last commit; 0 before the first."""
@@ -201,7 +213,7 @@ class Table:
 
     def files(self, kind: str, *, after: int = 0) -> list[FileEntry]:
         """The files of a kind that count, in the order of their commits; those of commits after a number."""
-        return list(_live(self.commits(), kind, after).values())
+        return list(live_files(self.commits(), kind, after).values())
 
     def commit(self, commit: Commit) -> None:
         """Make a job's files count, all at once. The caller is `writing`.
@@ -215,7 +227,7 @@ class Table:
         with writing_to(self.directory):
             for log in self._logs.values():
                 RealDisk().sync_directory(log.directory)
-            commits = self.commits()
+            commits = self.noted()
             if commit.number != self._main.version() + 1:
                 raise LogBusy(f"Another program has changed {self.directory} meanwhile; try again")
             body = msgspec.json.encode(commit)
@@ -231,18 +243,20 @@ class Table:
         """The number of the next commit. It is not always one more than the last of ours: a vacuum commits, too."""
         return self._main.version() + 1
 
-    def vacuum(self, hours: int, *, dry_run: bool = False) -> list[str]:
-        """Delete the files that no version of the last hours has. The caller is `writing`. Their paths."""
-        return [f"{kind}/{name}" for kind, log in self._logs.items() for name in log.vacuum(hours, dry_run=dry_run)]
+    def unused_files(self, hours: int) -> list[str]:
+        """The paths of the files that no version of the last hours has."""
+        ours = {(entry.kind, entry.name) for commit in self.commits() for entry in commit.files}
+        named = ((kind, name) for kind, log in self._logs.items() for name in log.unused_files(hours))
+        return sorted(f"{kind}/{name}" for kind, name in named if (kind, name) in ours)
 
     def _publish(self, commits: list[Commit]) -> None:
         """Bring the tables that follow to what the notes say."""
         for kind in kinds[self.info.kind][1:]:
-            if self._logs[kind].files().keys() != _live(commits, kind).keys():
+            if self._logs[kind].files().keys() != live_files(commits, kind).keys():
                 self._bring(kind, commits, "")
 
     def _bring(self, kind: str, commits: list[Commit], note: str, *, is_rewrite: bool = False) -> None:
-        log, wanted = self._logs[kind], _live(commits, kind)
+        log, wanted = self._logs[kind], live_files(commits, kind)
         there = log.files()
         adds = [entry for name, entry in wanted.items() if name not in there]
         removes = {name: size for name, (size, _) in there.items() if name not in wanted}
@@ -254,7 +268,7 @@ class Table:
             TableDamaged: what the notes say and what Delta says differ.
         """
         version = None if self._as_of is None else max((commit.number for commit in commits), default=0)
-        wanted = {name: (entry.bytes, entry.rows) for name, entry in _live(commits, self.info.kind).items()}
+        wanted = {name: (entry.bytes, entry.rows) for name, entry in live_files(commits, self.info.kind).items()}
         if self._main.files(version) != wanted:
             last = commits[-1].number if commits else 0
             raise TableDamaged(
@@ -285,8 +299,12 @@ class Table:
         return pieces(self.directory, files, shard, columns)
 
 
-def _live(commits: Sequence[Commit], kind: str, after: int = 0) -> dict[str, FileEntry]:
-    """The files that count."""
+def write_info(directory: Path, info: TableInfo) -> None:
+    replace_durably(RealDisk(), directory / "table.json", msgspec.json.encode(info) + b"\n")
+
+
+def live_files(commits: Sequence[Commit], kind: str, after: int = 0) -> dict[str, FileEntry]:
+    """The files of a kind that count after some commits; those of commits after a number."""
     found: dict[str, FileEntry] = {}
     for commit in commits:
         if commit.replaces:

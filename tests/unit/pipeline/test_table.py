@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from pathlib import Path
 
@@ -19,9 +20,11 @@ from hypothesis import strategies as st
 from runstate.errors import LogBusy, LogNotFound, LogTooNew, NotALog
 from runstate.pipeline import event_table, sorted_files
 from runstate.pipeline.event_table import windows
+from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.sorted_files import FileEntry, SortedWriter, TableDamaged
 from runstate.pipeline.table import Commit, Table, TableInfo, kinds
+from runstate.pipeline.table_versions import at_version, list_versions, restore, vacuum, version_of
 
 schema = pa.schema([("stream", pa.string()), ("seq", pa.int64()), ("body", pa.string())])
 info = TableInfo("events", "engine", 1)
@@ -284,15 +287,20 @@ def test_a_vacuum_deletes_what_no_version_of_late_has(tmp_path: Path) -> None:
     table = new_table(tmp_path / "t")
     add(table, [("a", 1, "x")])
     add(table, [("b", 1, "y")], replaces=True)
-    with table.writing():
-        assert table.vacuum(24) == []
-        assert rows_of(Table.open(tmp_path / "t", as_of=1)) == [("a", 1, "x")]
-        assert len(table.vacuum(0, dry_run=True)) == len(data_files(table)) - 1
-        assert len(table.vacuum(0)) == 1
+    (table.place("events") / "precious.parquet").touch()
+    now = datetime.now(UTC)
+    assert vacuum(tmp_path / "t", now - timedelta(days=1)) == []
+    assert rows_of(Table.open(tmp_path / "t", as_of=1)) == [("a", 1, "x")]
+    old = [f"events/{entry.name}" for entry in Table.open(tmp_path / "t", as_of=1).files("events")]
+    assert vacuum(tmp_path / "t", now, dry_run=True) == old
+    assert vacuum(tmp_path / "t", now) == old
+    assert vacuum(tmp_path / "t", now) == []
     assert rows_of(table) == [("b", 1, "y")]
-    assert len(data_files(table)) == 1
+    assert len(data_files(table)) == 2, "what is not ours stays"
     with pytest.raises(TableDamaged):
         rows_of(Table.open(tmp_path / "t", as_of=1))
+    with pytest.raises(LogNotFound, match="was deleted"):
+        restore(tmp_path / "t", 1)
     add(table, [("c", 1, "z")])
     assert rows_of(table) == [("b", 1, "y"), ("c", 1, "z")]
 
@@ -305,6 +313,37 @@ def test_what_another_program_has_changed_is_named_and_nothing_is_added_to_it(tm
         rows_of(table)
     with pytest.raises(TableDamaged, match=r"restore .* --version 1"):
         add(table, [("b", 1, "x")])
+    assert restore(tmp_path / "t", 1) == 3
+    add(table, [("b", 1, "x")])
+    assert rows_of(table) == [("a", 1, "x"), ("b", 1, "x")]
+    assert DeltaTable(table.place("events")).to_pyarrow_table().num_rows == 2
+
+
+def test_a_version_is_restored_as_a_new_one_in_all_tables(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "t")
+    for number in (1, 2):
+        with table.writing():
+            files = [*written(table, [("a", number, "x")]), *written(table, [("a", number, "h")], "heads")]
+            table.commit(Commit(number=number, at=f"2026-11-15T09:3{number}:00.000Z", files=files))
+    assert restore(tmp_path / "t", 1) == 3
+    assert rows_of(table) == [("a", 1, "x")]
+    assert DeltaTable(table.place("heads")).to_pyarrow_table().num_rows == 1
+    assert restore(tmp_path / "t", 2) == 4
+    assert rows_of(table) == [("a", 1, "x"), ("a", 2, "x")]
+    assert DeltaTable(table.place("heads")).to_pyarrow_table().num_rows == 2
+    found = [(each.number, each.what, each.rows) for each in list_versions(tmp_path / "t")]
+    assert found == [(1, "ingest", 1), (2, "ingest", 2), (3, "restore of version 1", 1), (4, "restore of version 2", 2)]
+    assert version_of(tmp_path / "t", "2026-11-15T09:31:30Z") == 1
+    with pytest.raises(LogNotFound, match="no version yet"):
+        version_of(tmp_path / "t", "2026-11-15T09:00:00Z")
+    for wrong in ("yesterday", "2026-11-15T09:31:30", "-1"):
+        with pytest.raises(InvalidOption):
+            version_of(tmp_path / "t", wrong)
+    with pytest.raises(LogNotFound, match="no version 9"):
+        restore(tmp_path / "t", 9)
+    assert at_version(f"table:{tmp_path}/t", "2") == f"table:{tmp_path}/t?version=2"
+    with pytest.raises(InvalidOption, match="Only tables"):
+        at_version("sqlite:x.db", "2")
 
 
 @pytest.mark.parametrize("is_to_read", [True, False])
