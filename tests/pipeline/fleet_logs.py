@@ -71,10 +71,10 @@ def local_snapshots(url: str, model: str) -> dict[str, tuple[int, bytes]]:
 def table_snapshots(directory: Path) -> dict[str, tuple[int, bytes]]:
     """What a table of snapshots holds."""
     table = open_snapshot_table(directory)
-    return {
-        str(row["stream"]): (int(str(row["seq"])), str(row["body"]).encode())
-        for row in snapshot_rows(table, table.files("snapshots"), Shard())
-    }
+    rows = list(snapshot_rows(table, table.files("snapshots"), Shard()))
+    found = {str(row["stream"]): (int(str(row["seq"])), str(row["body"]).encode()) for row in rows}
+    assert len(found) == len(rows), "there is one row for each stream"
+    return found
 
 
 def event_lines(url: str) -> Iterator[tuple[str, bytes]]:
