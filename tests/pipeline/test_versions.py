@@ -69,7 +69,7 @@ def test_all_engines_count_the_same_after_every_operation(spark: SparkSession, t
     assert "files deleted" in done.err
     assert check_engines(spark, events) == counts[-1]
     assert cli("pipeline", "vacuum", str(events), "--older-than", "0h").err == "0 files deleted\n"
-    assert cli("pipeline", "restore", str(events), "--version", "1").code == 3
+    assert cli("pipeline", "restore", str(events), "--version", "4").code == 3
 
 
 def test_a_replay_of_an_earlier_version_gives_what_was_then(spark: SparkSession, tmp_path: Path) -> None:
