@@ -145,7 +145,7 @@ def _insert(connection: sqlite3.Connection, rows: list[Row]) -> None:
     connection.executemany(insert_event, rows[whole:])
 
 
-_insert_head = "INSERT INTO streams VALUES (?, ?, ?, ?, ?, ?, ?)"
+_insert_head = "INSERT INTO streams VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 _move_head = "UPDATE streams SET last_seq = ?, events = ?, last_persisted_at = ? WHERE id = ?"
 
 
@@ -157,7 +157,7 @@ def _head(connection: sqlite3.Connection, part: Slice) -> int:
     if part.begin:
         connection.execute(_move_head, (last.seq, last.seq, last_at, stream_id))
     else:
-        opening = (stream_id, run_id(part.number), tenant, last.seq, last.seq, minute + first.clock, last_at)
+        opening = (stream_id, run_id(part.number), tenant, last.seq, last.seq, minute + first.clock, last_at, "engine")
         connection.execute(_insert_head, opening)
     return stream_id
 

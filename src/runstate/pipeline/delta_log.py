@@ -172,7 +172,7 @@ def _actions(path: Path) -> list[dict[str, msgspec.Raw]]:
         TableDamaged: it is no commit.
     """
     try:
-        lines = filter(None, path.read_bytes().splitlines())
+        lines = filter(None, path.read_bytes().split(b"\n"))
         return [msgspec.json.decode(line, type=dict[str, msgspec.Raw]) for line in lines]
     except undecodable as error:
         raise TableDamaged(f"{path} is no commit: {error}", path=str(path)) from error
