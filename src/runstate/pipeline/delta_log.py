@@ -44,6 +44,7 @@ class DeltaLog:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._log = directory / "_delta_log"
+        self._table: DeltaTable | None = None
         self._checked: set[str] = set()
 
     @property
@@ -137,10 +138,17 @@ class DeltaLog:
             logger.warning("%s was torn by a crash before it was acknowledged, and is removed", path)
             path.unlink()
             RealDisk().sync_directory(self._log)
+            self._table = None
 
     def _open(self, version: int | None = None) -> DeltaTable:
         self._check_files()
-        return DeltaTable(self.directory, version=version)
+        if version is not None:
+            return DeltaTable(self.directory, version=version)
+        if self._table is None:
+            self._table = DeltaTable(self.directory)
+        else:
+            self._table.update_incremental()
+        return self._table
 
     def _check_files(self) -> None:
         """delta-rs would read a pipe or a device in place of a commit for ever, and does not survive every text.
