@@ -240,6 +240,9 @@ def report(
     urls: Urls,
     to: To,
     model: ModelName = None,
+    clock: Annotated[
+        str, typer.Option("--clock", help="The time of an event that the page shows first: emitted or persisted.")
+    ] = "emitted",
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
@@ -248,14 +251,15 @@ def report(
     """Durations, failures, throughput, waits and costs of a fleet, as a page that needs nothing else."""
     check_spark()
     from runstate.pipeline.page import check_report_target, render
+    from runstate.pipeline.page_report import read_clock
     from runstate.pipeline.report import Part
     from runstate.pipeline.report import report as made
     from runstate.pipeline.stages import grouped, publish
 
-    groups = grouped(urls, model)
+    shown_first, groups = read_clock(clock), grouped(urls, model)
     check_report_target(to)
     with spark_for(master, remote, conf, "report", urls) as spark:
-        found = made(spark, [Part(each, model or name) for name, each in groups.items()])
+        found = made(spark, [Part(each, model or name) for name, each in groups.items()], clock=shown_first)
     with writing_to(to):
         make_directories(RealDisk(), to)
     publish(to / "report.html", render(found))
