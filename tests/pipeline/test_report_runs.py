@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,7 +139,7 @@ def test_imported_history_is_in_order_by_either_clock(spark: SparkSession, tmp_p
     assert (emitted.clock, emitted.bin_ms, len(emitted.bins)) == ("emitted", 5000, 60)
     assert emitted.last_event_at == time_text(_start_ms + 295_000)
     assert all(row.start.startswith("2019-02-12") for row in emitted.bins)
-    assert not any(row.start.startswith("2019") for row in persisted.bins)
+    assert all(row.start >= "2026" for row in persisted.bins)
     assert sum(row.runs_finished for row in persisted.bins) == 1
     assert 1 <= len(persisted.bins) <= bins_max
     assert found.as_of == persisted.last_event_at
@@ -168,6 +170,21 @@ def test_a_run_that_cannot_be_folded_is_unreadable_and_listed(spark: SparkSessio
     found = report(spark, [_bake(tmp_path, place, {"a": [*loaf, (5, "began", "burn", True)], "b": good})])
     assert {row.stream: (row.group, row.status) for row in found.runs}["a"] == ("unreadable", "unreadable")
     assert found.totals.runs == 2
+
+
+def test_a_run_whose_first_event_is_damaged_is_listed_without_events(
+    spark: SparkSession, tmp_path: Path, place: str
+) -> None:
+    part = _bake(tmp_path, place, {"a": loaf, "b": good})
+    with closing(sqlite3.connect(part.urls[0].removeprefix("sqlite:"))) as database, database:
+        database.execute("DROP TRIGGER events_are_never_updated")
+        database.execute("UPDATE events SET crc = crc + 1 WHERE position = 1")
+    found = report(spark, [part])
+    assert {row.stream: (row.group, row.events) for row in found.runs} == {
+        "a": ("unreadable", 0),
+        "b": ("completed", 8),
+    }
+    assert (found.totals.runs, found.totals.events) == (2, 8)
 
 
 def test_failed_runs_are_listed_before_newer_ones(
