@@ -143,6 +143,22 @@ def test_imported_history_is_in_order_by_either_clock(spark: SparkSession, tmp_p
     assert sum(row.runs_finished for row in persisted.bins) == 1
     assert 1 <= len(persisted.bins) <= bins_max
     assert found.as_of == persisted.last_event_at
+    assert [found.clock, emitted.events_without_time, persisted.events_without_time] == ["emitted", 0, 0]
+
+
+def test_events_without_a_time_of_their_producer_are_not_among_the_others(
+    spark: SparkSession, tmp_path: Path, place: str
+) -> None:
+    """Daemons tell no time: at the log's, they would squeeze the history of the others."""
+    daemon = filled("sqlite", "daemon", tmp_path, runs=3)
+    found = report(spark, [_bake(tmp_path, place, {"a": good}), Part([daemon], "daemon")])
+    emitted, persisted = found.throughput
+    assert sum(row.events for row in emitted.bins) == len(good)
+    assert all(row.start.startswith("2019-02-12") for row in emitted.bins)
+    assert emitted.events_without_time == found.totals.events - len(good) > len(good)
+    assert sum(row.events for row in persisted.bins) == found.totals.events
+    assert found.clock == "persisted"
+    assert {row.first_emitted_at for row in found.runs if row.model == "daemon"} == {None}
 
 
 def test_a_model_says_what_its_statuses_mean(spark: SparkSession, tmp_path: Path, place: str) -> None:

@@ -241,8 +241,11 @@ def report(
     to: To,
     model: ModelName = None,
     clock: Annotated[
-        str, typer.Option("--clock", help="The time of an event that the page shows first: emitted or persisted.")
-    ] = "emitted",
+        str | None,
+        typer.Option(
+            "--clock", help="The time that the page shows first: emitted (if most events have it) or persisted."
+        ),
+    ] = None,
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
@@ -256,7 +259,7 @@ def report(
     from runstate.pipeline.report import report as made
     from runstate.pipeline.stages import grouped, publish
 
-    shown_first, groups = read_clock(clock), grouped(urls, model)
+    shown_first, groups = None if clock is None else read_clock(clock), grouped(urls, model)
     check_report_target(to)
     with spark_for(master, remote, conf, "report", urls) as spark:
         found = made(spark, [Part(each, model or name) for name, each in groups.items()], clock=shown_first)

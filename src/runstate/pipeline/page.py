@@ -81,8 +81,7 @@ _marker = "Made by Runstate from the logs alone."
 """Tells our reports from other files, also those of other versions."""
 _colophon = (
     f"{_marker} Durations and waits are measured with the clocks of those who wrote the "
-    "events; where these go backwards, nothing is measured. An event without a time of its producer counts as emitted "
-    "when it was persisted. "
+    "events, or that of the log where these say nothing; where they go backwards, nothing is measured. "
     "p95 is the duration that 95 of 100 attempts do not exceed."
 )
 

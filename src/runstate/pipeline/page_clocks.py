@@ -37,25 +37,26 @@ def period(report: Report) -> Html:
         return tag("p", "The logs hold no events.", class_="muted")
     as_of = f"read as of {moment(report.as_of)}."
     return joined(
-        *(
-            tag(
-                "p",
-                f"Events {each.clock} from {moment(each.first_event_at)} to {moment(each.last_event_at)}, {as_of}",
-                class_=f"muted on-{each.clock}",
-            )
-            for each in report.throughput
-        )
+        *(tag("p", f"{_between(each)}, {as_of}", class_=f"muted on-{each.clock}") for each in report.throughput)
     )
+
+
+def _between(found: Throughput) -> str:
+    if found.first_event_at is None:
+        return f"Events without a time {found.clock}"
+    return f"Events {found.clock} from {moment(found.first_event_at)} to {moment(found.last_event_at)}"
 
 
 def throughput(report: Report) -> Html:
     """Events and ends of runs over time, by each clock."""
     if not any(each.bins for each in report.throughput):
         return nothing("No events were stored.")
-    return joined(*(tag("div", *_charts(each), class_=f"on-{each.clock}") for each in report.throughput if each.bins))
+    return joined(*(tag("div", *_charts(each), class_=f"on-{each.clock}") for each in report.throughput))
 
 
 def _charts(found: Throughput) -> list[Html]:
+    if not found.bins:
+        return [_left_out(found)]
     # A start that no calendar has is in the table, and has no place on the axis.
     placed = [(ms, row) for row in found.bins if (ms := time_ms(row.start)) is not None]
     events = [Bin(ms, [row.events]) for ms, row in placed]
@@ -71,6 +72,7 @@ def _charts(found: Throughput) -> list[Html]:
     # The newest are those that a reader asks for, should there be too many.
     caption = f"Every {duration(width)} by the time {found.clock}, the newest first"
     return [
+        _left_out(found),
         timeline(f"Events {found.clock}", note, events, width, [("accent", "events")]),
         timeline("Runs ended", note, runs, width, [("good", "finished"), ("bad", "failed")])
         if ended
@@ -81,3 +83,12 @@ def _charts(found: Throughput) -> list[Html]:
             table(caption, columns, found.bins[::-1]),
         ),
     ]
+
+
+def _left_out(found: Throughput) -> Html:
+    """Events that have no place by this clock. At another time than their own, they would squeeze the rest."""
+    number = found.events_without_time
+    if not number:
+        return Html("")
+    verb = "event has no time" if number == 1 else "events have no time"
+    return nothing(f"{count(number)} {verb} {found.clock} and cannot be shown by this clock: choose the other one.")

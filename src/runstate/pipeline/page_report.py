@@ -105,6 +105,8 @@ class Throughput(msgspec.Struct):
     """Those in which something happened, in order."""
     first_event_at: str | None = None
     last_event_at: str | None = None
+    events_without_time: int = 0
+    """They are in no bin: this clock has no time of theirs, or none that can be read."""
 
 
 class SlowRow(msgspec.Struct):

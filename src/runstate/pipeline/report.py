@@ -31,7 +31,7 @@ from runstate.pipeline.page_report import (
     Totals,
 )
 from runstate.pipeline.report_runs import join_runs, newest, statuses
-from runstate.pipeline.report_times import throughput, times
+from runstate.pipeline.report_times import prevailing_clock, throughput, times
 
 _accuracy = 10_000
 """Of percentiles: their rank is off by at most one part in so many."""
@@ -40,7 +40,7 @@ _steps_max = 500
 _event_columns = ["stream", "tenant", "emitted_at", "persisted_at", "finding"]
 _state_columns = ["stream", "status"]
 _span_columns = [
-    *("stream", "tenant", "kind", "name", "attempt", "outcome", "ended_at", "end_persisted_at"),
+    *("stream", "tenant", "kind", "name", "attempt", "outcome", "end_emitted_at", "end_persisted_at"),
     *("wait_ms", "duration_ms", "cost", "tokens_in", "tokens_out"),
 ]
 """What crosses into Spark, of each view: above all no line and no state."""
@@ -60,11 +60,12 @@ def report(
     findings: list[FindingRow] | None = None,
     quarantine: Quarantine | None = None,
     generated_from: Sequence[str] = (),
-    clock: Clock = "emitted",
+    clock: Clock | None = None,
 ) -> Report:
     """The figures of a fleet. A stream that several logs of a part hold is taken from the first that has events of it.
 
-    `clock` is the one that the page shows until its reader chooses the other.
+    `clock` is the one that the page shows until its reader chooses the other; by default it is `emitted`, unless most
+    events do not say when they were.
 
     Raises:
         PipelineFailed: a log or a table cannot be read.
@@ -82,7 +83,7 @@ def report(
                 generated_from=[shown_url(url) for url in generated_from or (url for p in parts for url in p.urls)],
                 as_of=next((each.last_event_at or "" for each in by_clock if each.clock == "persisted"), ""),
                 totals=Totals(sum(row.runs for row in by_status), stored.count(), by_status),
-                clock=clock,
+                clock=clock or prevailing_clock(by_clock),
                 throughput=by_clock,
                 runs=newest(runs, by_status),
                 steps=_steps(spans),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
@@ -17,29 +19,35 @@ def milliseconds(column: str) -> Column:
 
 
 def times(emitted: str, persisted: str) -> list[Column]:
-    """The columns `emitted_ms` and `persisted_ms`. Where a producer gave no time, the log's counts for both clocks."""
-    stored = milliseconds(persisted)
-    return [F.coalesce(milliseconds(emitted), stored).alias("emitted_ms"), stored.alias("persisted_ms")]
+    """The columns `emitted_ms` and `persisted_ms`. Neither stands in for the other: that would mix the clocks."""
+    return [milliseconds(emitted).alias("emitted_ms"), milliseconds(persisted).alias("persisted_ms")]
 
 
 def throughput(stored: DataFrame, spans: DataFrame) -> list[Throughput]:
     """Events and ends of runs by each clock. `stored` are events with their `times`."""
     ended = spans.where("kind = 'run' AND outcome IN ('finished', 'failed')")
-    ends = ended.select(F.col("outcome").alias("what"), *times("ended_at", "end_persisted_at"))
+    ends = ended.select(F.col("outcome").alias("what"), *times("end_emitted_at", "end_persisted_at"))
     happened = stored.select(F.lit("event").alias("what"), "emitted_ms", "persisted_ms").unionByName(ends)
-    bounds = [bound(f"{clock}_ms").alias(f"{bound.__name__}_{clock}") for clock in clocks for bound in (F.min, F.max)]
-    found = {
-        row["is_event"]: row
-        for row in happened.groupBy((F.col("what") == "event").alias("is_event")).agg(*bounds).collect()
-    }
+    kinds = (F.min, F.max, F.count)
+    bounds = [kind(f"{clock}_ms").alias(f"{kind.__name__}_{clock}") for clock in clocks for kind in kinds]
+    by_kind = happened.groupBy((F.col("what") == "event").alias("is_event")).agg(F.count("*").alias("all"), *bounds)
+    found = {row["is_event"]: row for row in by_kind.collect()}
     return [_by_clock(happened, clock, found) for clock in clocks]
 
 
+def prevailing_clock(found: Sequence[Throughput]) -> Clock:
+    """`emitted`, unless most events do not say when that was."""
+    emitted = next(each for each in found if each.clock == "emitted")
+    return "emitted" if sum(row.events for row in emitted.bins) >= emitted.events_without_time else "persisted"
+
+
 def _by_clock(happened: DataFrame, clock: Clock, bounds: dict[bool, Row]) -> Throughput:
+    events = bounds.get(True)
+    without_time = 0 if events is None else events["all"] - events[f"count_{clock}"]
     firsts, lasts = ([row[f"{name}_{clock}"] for row in bounds.values()] for name in ("min", "max"))
     first, last = min(filter(_is_known, firsts), default=None), max(filter(_is_known, lasts), default=None)
     if first is None or last is None:
-        return Throughput(clock)
+        return Throughput(clock, events_without_time=without_time)
     width, at = bin_width_ms(first, last), F.col(f"{clock}_ms")
     start = (at - F.pmod(at - bin_offset_ms(width), F.lit(width))).alias("start")
     counts: dict[int, dict[str, int]] = {}
@@ -49,12 +57,11 @@ def _by_clock(happened: DataFrame, clock: Clock, bounds: dict[bool, Row]) -> Thr
         BinRow(time_text(ms), each.get("event", 0), each.get("finished", 0), each.get("failed", 0))
         for ms, each in sorted(counts.items())
     ]
-    events = bounds.get(True)
-    between = [
+    earliest, latest = (
         None if events is None or events[name] is None else time_text(events[name])
         for name in (f"min_{clock}", f"max_{clock}")
-    ]
-    return Throughput(clock, width, bins, *between)
+    )
+    return Throughput(clock, width, bins, earliest, latest, without_time)
 
 
 def _is_known(value: int | None) -> bool:

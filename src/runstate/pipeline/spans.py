@@ -39,6 +39,8 @@ class Span(msgspec.Struct, gc=False):
     cost: float | None = None
     tokens_in: int | None = None
     tokens_out: int | None = None
+    end_emitted_at: str | None = None
+    """`ended_at` where a producer says so; None where only the log has stamped a time."""
     end_persisted_at: str | None = None
     """When the log stored the event that ended it."""
 
@@ -58,6 +60,7 @@ span_fields: list[tuple[str, Literal["string", "int64", "double"]]] = [
     ("cost", "double"),
     ("tokens_in", "int64"),
     ("tokens_out", "int64"),
+    ("end_emitted_at", "string"),
     ("end_persisted_at", "string"),
 ]
 """The fields of `Span` as columns, in its order."""
@@ -79,9 +82,10 @@ def spans(stream: str, tenant: str, events: Iterable[tuple[str, str, Sequence[Ac
     pairing = _Pairing(stream, tenant)
     for emitted_at, persisted_at, activities in events:
         for activity in activities:
-            for span in pairing.take(activity, activity.at or emitted_at or persisted_at):
+            emitted = activity.at or emitted_at
+            for span in pairing.take(activity, emitted or persisted_at):
                 if span.ended_at is not None:
-                    span.end_persisted_at = persisted_at
+                    span.end_emitted_at, span.end_persisted_at = emitted or None, persisted_at
                 yield span
     yield from pairing.rest()
 

@@ -325,6 +325,12 @@ def test_each_clock_has_charts_of_its_own_times_alone() -> None:
     assert "2019-03-01" not in persisted
 
 
+def test_events_that_a_clock_cannot_show_are_counted() -> None:
+    persisted = Throughput("persisted", 1000, [BinRow("2026-11-15T09:30:00Z", 7)])
+    text = Page(render(Report(throughput=[Throughput("emitted", events_without_time=7), persisted]))).text
+    assert "7 events have no time emitted and cannot be shown by this clock: choose the other one." in text
+
+
 def test_the_style_hides_what_is_by_the_other_clock() -> None:
     style = Page(render(Report())).parts["style"]
     for chosen, other in (clocks, clocks[::-1]):

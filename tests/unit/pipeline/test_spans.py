@@ -36,7 +36,19 @@ def test_a_step_waits_runs_and_ends() -> None:
     found = paired(act("queued", 1, "i", name="render", attempt=2), act("started", 3, "i"), act("finished", 7.5, "i"))
     assert found == [
         Span(
-            "r-1", "acme", "step", "render", 2, t(1), t(3), t(7.5), "finished", 2000.0, 4500.0, end_persisted_at=t(59)
+            "r-1",
+            "acme",
+            "step",
+            "render",
+            2,
+            t(1),
+            t(3),
+            t(7.5),
+            "finished",
+            2000.0,
+            4500.0,
+            end_emitted_at=t(7.5),
+            end_persisted_at=t(59),
         ),
     ]
 
@@ -44,7 +56,21 @@ def test_a_step_waits_runs_and_ends() -> None:
 def test_a_run_waits_runs_and_ends() -> None:
     found = paired(act("run_queued", 1, name="nightly"), act("run_started", 2), act("run_failed", 4))
     assert found == [
-        Span("r-1", "acme", "run", "nightly", 1, t(1), t(2), t(4), "failed", 1000.0, 2000.0, end_persisted_at=t(59))
+        Span(
+            "r-1",
+            "acme",
+            "run",
+            "nightly",
+            1,
+            t(1),
+            t(2),
+            t(4),
+            "failed",
+            1000.0,
+            2000.0,
+            end_emitted_at=t(4),
+            end_persisted_at=t(59),
+        )
     ]
 
 
@@ -161,13 +187,14 @@ def test_the_log_s_time_stands_in_for_a_missing_one() -> None:
     events = [("", t(1), [Activity(kind="started", scope="i")]), ("", t(4), [Activity(kind="finished", scope="i")])]
     (span,) = spans("r-1", "", events)
     assert (span.started_at, span.ended_at, span.duration_ms) == (t(1), t(4), 3000.0)
+    assert (span.end_emitted_at, span.end_persisted_at) == (None, t(4))
 
 
 def test_the_event_s_own_time_comes_before_the_log_s() -> None:
     events = [(t(1), t(50), [Activity(kind="started", name="i")]), (t(4), t(51), [Activity(kind="failed", name="i")])]
     (span,) = spans("r-1", "", events)
     assert (span.started_at, span.ended_at, span.duration_ms) == (t(1), t(4), 3000.0)
-    assert span.end_persisted_at == t(51)
+    assert (span.end_emitted_at, span.end_persisted_at) == (t(4), t(51))
 
 
 def test_what_has_not_ended_was_not_stored_as_ended() -> None:
