@@ -14,10 +14,14 @@ from runstate.models.registry import find_model
 from runstate.pipeline.failures import PipelineFailed
 from runstate.pipeline.jobs import ingest, read_view
 from runstate.pipeline.page import render
-from runstate.pipeline.page_report import FindingRow, Quarantine
+from runstate.pipeline.page_report import FindingRow, Quarantine, Throughput
 from runstate.pipeline.report import Part, report
 from runstate.pipeline.spans import Span, spans
 from runstate.store import open as open_store
+
+
+def events_in(found: Throughput) -> int:
+    return sum(row.events for row in found.bins)
 
 
 def local_spans(url: str, name: str) -> list[Span]:
@@ -25,7 +29,7 @@ def local_spans(url: str, name: str) -> list[Span]:
     with open_store(url, name, create=False) as store:
         for head in store.log.heads():
             records = store.log.read(head.stream, limit=10_000)
-            told = [(record.persisted_at, model.activities(model.decode(record.body))) for record in records]
+            told = [(r.emitted_at, r.persisted_at, model.activities(model.decode(r.body))) for r in records]
             found += spans(head.stream, records[0].tenant, told)
     return found
 
@@ -73,11 +77,18 @@ def test_the_figures_are_those_of_one_process(spark: SparkSession, tmp_path: Pat
     slowest = max(span.duration_ms for span in steps if span.duration_ms is not None)
     assert found.slowest[0].duration_ms == slowest
     assert found.most_retried[0].attempts == max(span.attempt for span in steps)
-    assert (
-        sum(row.events for row in found.throughput) == found.totals.events == sum(row.events for row in found.tenants)
-    )
-    assert found.totals.runs == 24
-    assert dict(found.totals.streams_by_status)["RENDERING"] == 3
+    assert [events_in(each) + each.events_without_time for each in found.throughput] == [found.totals.events] * 2
+    assert found.totals.events == sum(row.events for row in found.tenants)
+    ended = Counter(span.outcome for span in everything if span.kind == "run")
+    for each in found.throughput:
+        assert sum(row.runs_finished for row in each.bins) == ended["finished"] > 0
+        assert sum(row.runs_failed for row in each.bins) == ended["failed"] > 0
+    assert found.totals.runs == len(found.runs) == 24
+    assert sum(row.events for row in found.runs) == found.totals.events
+    assert sum(row.runs for row in found.totals.statuses if row.status == "RENDERING") == 3
+    completed = [row for row in found.totals.statuses if row.group == "completed"]
+    assert {row.model for row in completed} == {"engine", "rundir"}
+    assert sum(row.runs for row in completed) == sum(row.group == "completed" for row in found.runs)
     page = render(found)
     assert b"log.damaged" in page
     assert b"<b>" not in page
@@ -92,7 +103,8 @@ def test_a_stream_in_two_logs_counts_once(spark: SparkSession, tmp_path: Path) -
     assert (alone.totals.runs, both.totals.runs) == (3, 4)
     (other,) = histories("engine", seed=1, runs=1).values()
     assert both.totals.events == alone.totals.events + len(other)
-    assert sum(row.events for row in both.throughput) == sum(row.events for row in both.tenants) == both.totals.events
+    assert {events_in(each) for each in both.throughput} == {both.totals.events}
+    assert sum(row.events for row in both.tenants) == sum(row.events for row in both.runs) == both.totals.events
     expected = Counter(span.name for span in local_spans(first, "engine") if span.kind == "step")
     expected.update(s.name for s in local_spans(second, "engine") if s.kind == "step" and s.stream == "engine-1-0000")
     assert {row.name: row.count for row in both.steps} == expected

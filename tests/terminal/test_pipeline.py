@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,20 @@ def test_stream_shows_how_much_it_has_projected_until_ctrl_c(directory: Path, st
     assert sum(line.startswith("engine-0-") for line in stream.lines) == 6, stream.text
     assert stream.lines[-1] == f"{events} events projected"
     check_in_order(stream)
+
+
+def test_the_report_shows_the_clock_that_was_asked_for(directory: Path, start: Start) -> None:
+    report = start("pipeline", "report", "sqlite:fleet.db", "--to", "page", "--clock", "persisted", *_quick)
+    assert report.finish(_spark_s) == 0, report.text
+    assert report.lines[-1] == "report: page/report.html"
+    check_in_order(report)
+    page = (directory / "page" / "report.html").read_text()
+    assert re.findall(r'id="clock-(\w+)"[^>]* checked>', page) == ["persisted"]
+
+
+def test_a_clock_that_does_not_exist_is_refused_before_spark_starts(directory: Path, start: Start) -> None:
+    report = start("pipeline", "report", "sqlite:fleet.db", "--to", "never", "--clock", "wall")
+    assert report.finish() == 2, report.text
+    assert "There is no clock 'wall'; there are: emitted, persisted" in report.flat
+    assert "Spark" not in report.text
+    assert not (directory / "never").exists()

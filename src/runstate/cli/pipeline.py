@@ -21,9 +21,6 @@ from runstate.errors import LogFailed, RunstateError, Unsupported
 from runstate.models.rundir import RUNDIR, RunDirectory
 from runstate.runtimes.orchestrator import Orchestrator
 from runstate.runtimes.orchestrator.pool import ProcessPool
-from runstate.storage.directories import make_directories
-from runstate.storage.disk import RealDisk
-from runstate.storage.target_directory import writing_to
 from runstate.store import open as open_store
 
 if TYPE_CHECKING:
@@ -187,7 +184,7 @@ def replay(
     from runstate.pipeline.snapshot_table import snapshot_counts
     from runstate.pipeline.table import Table
 
-    urls = _as_of(urls, as_of)
+    urls = tables_as_of(urls, as_of)
     model_of(urls, model)  # Refused before Spark is started.
     Table.check(to)
     with spark_for(master, remote, conf, "replay", urls) as spark:
@@ -222,7 +219,7 @@ def audit(
     from runstate.pipeline import audit as audits
     from runstate.pipeline.origins import model_of
 
-    urls = _as_of(urls, as_of)
+    urls = tables_as_of(urls, as_of)
     model_of(urls, model)  # Refused before Spark is started.
     if to is not None:
         audits.check_findings_target(to)
@@ -240,36 +237,6 @@ def audit(
     words.print(f"{counted(summary.streams, 'stream')}, {counted(summary.events, 'event')}: {verdict}")
     if not summary.ok:
         raise typer.Exit(1)
-
-
-@app.command("report")
-def report(
-    urls: Urls,
-    to: To,
-    model: ModelName = None,
-    as_of: AsOf = None,
-    master: Master = None,
-    remote: Remote = None,
-    conf: Conf = None,
-    as_json: AsJson = False,
-) -> None:
-    """Durations, failures, throughput, waits and costs of a fleet, as a page that needs nothing else."""
-    check_spark()
-    from runstate.pipeline.page import check_report_target, render
-    from runstate.pipeline.report import Part
-    from runstate.pipeline.report import report as made
-    from runstate.pipeline.stages import grouped, publish
-
-    groups = grouped(_as_of(urls, as_of), model)
-    check_report_target(to)
-    with spark_for(master, remote, conf, "report", urls) as spark:
-        found = made(spark, [Part(each, model or name) for name, each in groups.items()])
-    with writing_to(to):
-        make_directories(RealDisk(), to)
-    publish(to / "report.html", render(found))
-    if as_json:
-        write_json(found)
-    words.print(f"report: {to / 'report.html'}")
 
 
 def _go(to: Path, models: list[str], given: str | None, forced: set[str], settings: Any, as_json: bool) -> None:
@@ -334,7 +301,7 @@ def tell_counts(counts: dict[str, int], as_json: bool) -> None:
         write_table(tuple(counts), [tuple(counts.values())])
 
 
-def _as_of(urls: list[str], version: str | None) -> list[str]:
+def tables_as_of(urls: list[str], version: str | None) -> list[str]:
     from runstate.pipeline.table_versions import at_version
 
     return urls if version is None else [at_version(url, version) for url in urls]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from runstate.cli import pipeline_archive, pipeline_stream, pipeline_tables, pipeline_warm
+from runstate.cli import pipeline_archive, pipeline_report, pipeline_stream, pipeline_tables, pipeline_warm
 from runstate.cli.pipeline import app
 
 app.command("archive")(pipeline_archive.archive)
+app.command("report")(pipeline_report.report)
 app.command("stream")(pipeline_stream.stream)
 for command in (
     pipeline_tables.versions,

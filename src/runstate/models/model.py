@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import msgspec
@@ -19,6 +19,7 @@ from runstate.models.canonical import canonical, digest, parse
 from runstate.models.envelope import Envelope
 from runstate.models.envelope_checks import check_envelope
 from runstate.models.places import where
+from runstate.models.statuses import StatusGroup, usual_group
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -316,6 +317,10 @@ class Model(ABC, Generic[W, E, S]):
         """One word for a list of streams."""
         return ""
 
+    def status_group(self, status: str) -> StatusGroup:
+        """What such a word means beside those of other models. By default the usual words mean what they say."""
+        return usual_group(status)
+
     def is_over(self, state: S) -> bool:
         """Whether nothing more is expected of the stream. Retention takes no other; by default, it takes none."""
         return False
@@ -334,14 +339,6 @@ class Model(ABC, Generic[W, E, S]):
 
 
 AnyModel = Model[Any, Any, Any]
-
-
-def describe_members(members: Mapping[str, Any], *subject_names: str) -> Description:
-    """The members of an event: the first text under one of the names is its subject, the others are its details."""
-    for name in subject_names:
-        if isinstance(subject := members.get(name), str) and subject:
-            return Description(subject, {n: value for n, value in members.items() if n != name})
-    return Description("", dict(members))
 
 
 stream_bytes_max = 512

@@ -24,3 +24,22 @@ for (const table of document.querySelectorAll("table.sortable")) {
     });
   });
 }
+
+// A box over a list: rows stay that have every word in a name, a status or an id.
+for (const part of document.querySelectorAll(".filtered")) {
+  const box = part.querySelector("input");
+  const rows = Array.from(part.querySelector("tbody").rows);
+  const texts = new Map(rows.map((row) => [row, Array.from(row.querySelectorAll(".long"), (cell) => cell.textContent).join(" ").toLowerCase()]));
+  const apply = () => {
+    const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
+    let shown = 0;
+    for (const row of rows) {
+      row.hidden = !words.every((word) => texts.get(row).includes(word));
+      if (!row.hidden) shown += 1;
+    }
+    part.querySelector("output").textContent = words.length ? `${shown} of ${rows.length} runs` : "";
+  };
+  box.addEventListener("input", apply);
+  part.querySelector(".filter").hidden = false;
+  apply(); // A browser that was reloaded may have kept what was in the box.
+}

@@ -8,44 +8,75 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from runstate.pipeline.page_markup import Html, count, duration, identity, joined, tag
+from runstate.pipeline.page_markup import Html, compact, compact_money, count, duration, identity, joined, share, tag
 
 rows_max = 15
 """Rows of one chart. The table below it has the others."""
 
-_slots_max = 96
-_slots_min = 12
-_labels_max = 8
-_plot_px = 150
-_hour = timedelta(hours=1)
-_epoch = datetime(1970, 1, 1, tzinfo=UTC)
+_ticks_max = 5
 
 
 class Bar(msgspec.Struct):
-    """A row of a bar chart: one bar for each series, its length as a fraction of the whole width."""
+    """A row of a bar chart: one bar for each series."""
 
     name: str
-    lengths: list[tuple[str, float]]
-    """The series' class and the length of its bar."""
-    value: str
+    values: list[tuple[str, float | None]]
+    """The series' class, and how long its bar is on the axis."""
+    words: str
     """What the row says in figures."""
 
 
-class Hour(msgspec.Struct):
-    """What happened in one hour, series by series."""
+class Axis(msgspec.Struct, frozen=True):
+    """What the bars of a chart are measured by."""
 
-    hour: str
-    values: list[float]
+    unit: str
+    """What is counted: `runs`, `share of attempts`."""
+    words: Callable[[float], str]
+    """A value as its mark on the axis says it."""
+    step_min: float = 0.0
+    """Marks are at least so far apart: 1 for what comes in whole numbers."""
+    top_max: float = math.inf
+    """Nothing can be more: 1 for shares."""
 
 
-def bars(title: str, note: str, rows: Sequence[Bar], legend: Sequence[tuple[str, str]] = ()) -> Html:
-    """Horizontal bars, at most `rows_max`. `legend` pairs a series' class with its name."""
-    shown = [_row(row.name, row.value, _bar_svg(row.lengths)) for row in rows[:rows_max]]
-    return _figure(title, note, len(rows), legend, tag("div", *shown, class_="rows"))
+counts = Axis("runs", compact, step_min=1.0)
+shares = Axis("share of attempts", share, top_max=1.0)
+amounts = Axis("cost", compact_money)
+
+
+def bars(title: str, note: str, rows: Sequence[Bar], axis: Axis, legend: Sequence[tuple[str, str]] = ()) -> Html:
+    """Horizontal bars on one axis, at most `rows_max`. `legend` pairs a series' class with its name."""
+    top, step = value_scale(max((_finite(v) for row in rows for _, v in row.values), default=0.0), axis)
+    ticks = [step * n for n in range(round(top / step) + 1)]
+    shown = [
+        _row(
+            row.name, row.words, _bar_svg([(css, _finite(v) / top) for css, v in row.values], [t / top for t in ticks])
+        )
+        for row in rows[:rows_max]
+    ]
+    marks = [
+        label_svg(100 * t / top, 12, axis.words(t), wide=n % 2 == 1 and len(ticks) > 3) for n, t in enumerate(ticks)
+    ]
+    marked = tag("svg", *marks, class_="axis", width="100%", height=18, aria_hidden="true")
+    unit = tag("span", axis.unit, class_="unit")
+    return figure(title, note, len(rows), legend, tag("div", *shown, marked, unit, class_="rows"))
+
+
+def value_scale(highest: float, axis: Axis) -> tuple[float, float]:
+    """A round top of an axis from 0, and the step between its marks: 1, 2 or 5 times a power of ten."""
+    highest = min(max(highest, axis.step_min, 1e-9), axis.top_max)
+    size = 10.0 ** math.floor(math.log10(highest))
+    step = next(s for s in (size / 5, size / 2, size, size * 2, size * 5) if highest / s <= _ticks_max)
+    step = max(step, axis.step_min)
+    return step * max(1, math.ceil(highest / step - 1e-9)), step
+
+
+def _finite(value: float | None) -> float:
+    """The length of a bar; what is no number has none."""
+    return value if value is not None and math.isfinite(value) and value > 0 else 0.0
 
 
 def ranges(title: str, note: str, rows: Sequence[tuple[str, Sequence[float | None]]]) -> Html:
@@ -66,40 +97,10 @@ def ranges(title: str, note: str, rows: Sequence[tuple[str, Sequence[float | Non
     for name, points in rows[:rows_max]:
         words = " · ".join(duration(point) for point in points)
         shown.append(_row(name, words, _range_svg(points, ticks, place)))
-    axis = [_label(place(t), 12, duration(t), wide=n % 2 == 1 and len(ticks) > 5) for n, t in enumerate(ticks)]
+    axis = [label_svg(place(t), 12, duration(t), wide=n % 2 == 1 and len(ticks) > 3) for n, t in enumerate(ticks)]
     axis_row = tag("svg", *axis, class_="axis", width="100%", height=18, aria_hidden="true")
     legend = [("p50", "p50 (median)"), ("p95", "p95"), ("p99", "p99")]
-    return _figure(title, note, len(rows), legend, tag("div", *shown, axis_row, class_="rows"))
-
-
-def timeline(title: str, note: str, hours: Sequence[Hour], series: Sequence[tuple[str, str]]) -> Html:
-    """Stacked bars over time. Hours are put together until they fit; an hour in which nothing happened leaves a gap."""
-    buckets, size = _buckets(hours, len(series))
-    if not buckets:
-        return Html("")
-    top, step = _scale(max(sum(values) for _, values in buckets))
-    slot = 100 / max(len(buckets), _slots_min)
-    lines, scale = [], []
-    for number in range(round(top / step) + 1):
-        y = _y(number * step, top)
-        lines.append(tag("line", class_="grid", x1="0", x2="100%", y1=y, y2=y))
-        scale.append(tag("text", _compact(number * step), x="100%", y=y + 4, text_anchor="end"))
-    drawn = [_stack(n * slot, slot, at, values, series, top) for n, (at, values) in enumerate(buckets)]
-    # Counted from midnight, so that labels stand at hours that people go by.
-    every = next((n for n in (1, 2, 3, 6, 12) if len(buckets) / n <= _labels_max), 24)
-    labels = [
-        _label((n + 0.5) * slot, _plot_px + 26, _when(at, size), wide=(at - _epoch) // size // every % 2 == 1)
-        for n, (at, _) in enumerate(buckets)
-        if (at - _epoch) // size % every == 0
-    ]
-    sums = ", ".join(f"{count(sum(v[i] for _, v in buckets))} {name}" for i, (_, name) in enumerate(series))
-    words = f"{title}: {sums}, from {_when(buckets[0][0], size)} to {_when(buckets[-1][0], size)}, UTC"
-    height = _plot_px + 34
-    plot = tag("svg", *lines, *drawn, *labels, role="img", aria_label=words, width="100%", height=height)
-    left = tag("svg", *scale, class_="scale", height=height, aria_hidden="true")
-    stretch = f"{note} One bar is {duration(size / timedelta(milliseconds=1))}."
-    legend = series if len(series) > 1 else ()
-    return _figure(title, stretch, 0, legend, tag("div", left, plot, class_="plot"))
+    return figure(title, note, len(rows), legend, tag("div", *shown, axis_row, class_="rows"))
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
@@ -108,7 +109,8 @@ _ticks_ms = [0.01, 0.1, 1, 10, 100, 1e3, 1e4, 6e4, 6e5, 3.6e6, 3.6e7, 8.64e7, 8.
 """Where a scale of durations has its marks: powers of ten below a minute, then what clocks and calendars go by."""
 
 
-def _figure(title: str, note: str, row_count: int, legend: Sequence[tuple[str, str]], body: Html) -> Html:
+def figure(title: str, note: str, row_count: int, legend: Sequence[tuple[str, str]], body: Html) -> Html:
+    """A chart with its heading. `row_count` is how many rows there are, also those that are not shown."""
     if row_count > rows_max:
         note = f"{note} The first {rows_max} of {count(row_count)}; the table has all.".strip()
     keys = [tag("li", _swatch(css), name) for css, name in legend]
@@ -125,8 +127,10 @@ def _row(name: str, value: str, drawing: Html) -> Html:
     return joined(label, tag("span", value, class_="value"), tag("div", drawing, class_="bars"))
 
 
-def _bar_svg(lengths: Sequence[tuple[str, float]]) -> Html:
+def _bar_svg(lengths: Sequence[tuple[str, float]], ticks: Sequence[float]) -> Html:
+    """One bar below the other, each as long as a fraction of the whole width."""
     thick = 14 if len(lengths) == 1 else 8
+    height = len(lengths) * (thick + 2) - 2
     parts = []
     for number, (css, length) in enumerate(lengths):
         y = number * (thick + 2)
@@ -135,7 +139,9 @@ def _bar_svg(lengths: Sequence[tuple[str, float]]) -> Html:
         parts.append(tag("rect", class_="track", y=y, width="100%", height=thick, rx=3))
         if width:
             parts.append(tag("rect", class_=css, y=y, width=f"{width:.2f}%", height=thick, rx=3))
-    return tag("svg", *parts, width="100%", height=len(lengths) * (thick + 2) - 2, aria_hidden="true")
+    # Above the tracks, which would hide them.
+    lines = [tag("line", class_="mark", x1=f"{t:.2%}", x2=f"{t:.2%}", y1=-3, y2=height + 3) for t in ticks]
+    return tag("svg", *parts, *lines, width="100%", height=height, aria_hidden="true")
 
 
 def _range_svg(points: Sequence[float | None], ticks: Sequence[float], place: Callable[[float], float]) -> Html:
@@ -149,71 +155,8 @@ def _range_svg(points: Sequence[float | None], ticks: Sequence[float], place: Ca
     return tag("svg", *parts, width="100%", height=20, aria_hidden="true")
 
 
-def _stack(
-    x: float, slot: float, at: datetime, values: Sequence[float], series: Sequence[tuple[str, str]], top: float
-) -> Html:
-    words = ", ".join(f"{count(value)} {name}" for value, (_, name) in zip(values, series, strict=False))
-    parts, below = [tag("title", f"{at:%Y-%m-%d %H:%M} UTC: {words}")], 0.0
-    for value, (css, _) in zip(values, series, strict=False):
-        if value > 0:
-            y = _y(below + value, top)
-            height = _y(below, top) - y
-            parts.append(
-                tag("rect", class_=css, x=f"{x + slot * 0.1:.3f}%", width=f"{slot * 0.8:.3f}%", y=y, height=height)
-            )
-            below += value
-    return tag("g", *parts)
-
-
-def _label(x: float, y: float, words: str, *, wide: bool) -> Html:
-    # A label at an edge leans inwards, or it would be cut off.
-    anchor = "start" if x < 5 else "end" if x > 95 else "middle"
+def label_svg(x: float, y: float, words: str, *, wide: bool, leans: bool = True) -> Html:
+    """A label below an axis. One that is `wide` is left out where there is little room."""
+    # A label at an edge leans inwards, or it would be cut off. On the left there may be room for it.
+    anchor = "start" if x < 5 and leans else "end" if x > 95 else "middle"
     return tag("text", words, x=f"{x:.2f}%", y=y, text_anchor=anchor, class_="wide" if wide else None)
-
-
-def _y(value: float, top: float) -> float:
-    return 10 + _plot_px * (1 - value / top)
-
-
-def _scale(highest: float) -> tuple[float, float]:
-    """A round top of the scale, and the step between its lines; whole numbers, since it counts things."""
-    size = 10 ** math.floor(math.log10(max(highest, 1)))
-    step = next((s for s in (size / 5, size / 2, size, size * 2, size * 5) if highest / s <= 5), size * 5)
-    step = max(1, round(step))
-    return step * max(1, math.ceil(highest / step)), step
-
-
-def _compact(value: float) -> str:
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.1f}".removesuffix(".0") + unit
-    return f"{value:.0f}"
-
-
-def _buckets(hours: Sequence[Hour], width: int) -> tuple[list[tuple[datetime, list[float]]], timedelta]:
-    """Hours in order, put together into at most `_slots_max` equal stretches of time without a gap."""
-    found: list[tuple[datetime, list[float]]] = []
-    for hour in hours:
-        try:
-            at = datetime.fromisoformat(hour.hour)
-            found.append((at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC), hour.values))
-        except (ValueError, OverflowError):
-            continue  # No time that a calendar has: it is in the table, and has no place on the axis.
-    if not found:
-        return [], _hour
-    first, last = min(at for at, _ in found), max(at for at, _ in found)
-    sizes = [_hour * n for n in (1, 3, 6, 12, 24, 7 * 24)]
-    size = next((s for s in sizes if (last - first) / s < _slots_max - 1), None)
-    size = size or _hour * 24 * math.ceil((last - first) / _hour / 24 / (_slots_max - 1))
-    start = (first - _epoch) // size
-    slots: list[list[float]] = [[0.0] * width for _ in range((last - _epoch) // size - start + 1)]
-    for at, values in found:
-        slot = slots[(at - _epoch) // size - start]
-        for number, value in enumerate(values[:width]):
-            slot[number] += value
-    # The first stretch may begin before the first year that a calendar has.
-    return [(first + size * n if n == 0 else _epoch + size * (start + n), slot) for n, slot in enumerate(slots)], size
-
-
-def _when(at: datetime, size: timedelta) -> str:
-    return f"{at:%Y-%m-%d}" if size >= timedelta(days=1) else f"{at:%m-%d %H:%M}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 
 from runstate.models.escaping import escape_controls
 
@@ -57,7 +58,7 @@ def shortened(text: str, chars_max: int) -> str:
     return text if len(text) <= chars_max else text[: chars_max - 1] + "…"
 
 
-_void = frozenset({"meta"})
+_void = frozenset({"meta", "input"})
 """Elements of HTML without an end. Those of SVG all have one: without it, what follows would be their child."""
 
 
@@ -73,9 +74,30 @@ def number(value: float) -> str:
 # --- figures ---------------------------------------------------------------------------------------------------------
 
 
+_long = 1e18
+"""Figures from here on are written with an exponent: nobody reads that many digits, and no page is that wide."""
+
+
 def count(value: float | None) -> str:
     """A whole number with separators: 1,234,567."""
-    return missing if value is None or not math.isfinite(value) else f"{value:,.0f}"
+    if value is None or not math.isfinite(value):
+        return missing
+    return f"{value:,.0f}" if value < _long else f"{value:.2e}"
+
+
+def compact(value: float) -> str:
+    """A number for the mark of an axis: 250, 1.5k, 2M."""
+    if value >= _long:
+        return f"{value:.0e}"
+    for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.1f}".removesuffix(".0") + unit
+    return f"{value:.0f}"
+
+
+def compact_money(value: float) -> str:
+    """An amount for the mark of an axis: 0.25, 12, 1.5k."""
+    return compact(value) if value >= 10 or value == 0 else f"{value:.2g}"
 
 
 def share(value: float | None) -> str:
@@ -91,6 +113,8 @@ def money(value: float | None) -> str:
     """An amount in whatever currency the events are in: two digits after the point, more for less than 1."""
     if value is None or not math.isfinite(value):
         return missing
+    if value >= _long:
+        return f"{value:.2e}"
     if value == 0 or value >= 1:
         return f"{value:,.2f}"
     return f"{value:.4f}" if value >= 0.0001 else "<0.0001"
@@ -105,6 +129,8 @@ def duration(milliseconds: float | None) -> str:
     seconds = milliseconds / 1000
     if seconds < 59.95:
         return f"{seconds:.1f} s".replace(".0 s", " s")
+    if seconds >= _long:
+        return f"{seconds / 86400:.2e} d"
     whole = round(seconds)
     for unit, below, size, size_below in (("min", "s", 60, 1), ("h", "min", 3600, 60), ("d", "h", 86400, 3600)):
         limit = {"min": 3600, "h": 86400, "d": math.inf}[unit]
@@ -123,3 +149,9 @@ def moment(at: str | None) -> str:
     if len(day) != 10 or len(clock) < 8 or not clock.endswith(("Z", "+00:00")):
         return at
     return f"{day} {clock[:8]} UTC"
+
+
+def exact_moment(at: str | None) -> str:
+    """The same with its milliseconds, if it has some: 2026-11-15 09:30:00.250 UTC."""
+    words, fraction = moment(at), re.search(r"\.[0-9]{1,3}", at or "")
+    return words.replace(" UTC", f"{fraction[0]} UTC") if fraction and words != at else words

@@ -6,7 +6,43 @@ the order in which they are given.
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import msgspec
+
+from runstate.models.statuses import StatusGroup
+from runstate.pipeline.options import InvalidOption
+
+Clock = Literal["emitted", "persisted"]
+"""Which time of an event counts: its producer's, or that of the log that stored it."""
+clocks: tuple[Clock, ...] = get_args(Clock)
+
+
+def read_clock(text: str) -> Clock:
+    """
+    Raises:
+        InvalidOption: there is no such clock.
+    """
+    found = next((clock for clock in clocks if clock == text), None)
+    if found is None:
+        raise InvalidOption(f"There is no clock {text[:40]!r}; there are: {', '.join(clocks)}")
+    return found
+
+
+Group = StatusGroup | Literal["unreadable"]
+"""What a status means in every model. `unreadable` is a run whose events cannot be folded."""
+
+runs_max = 1000
+"""Runs that are listed one by one."""
+
+
+class StatusRow(msgspec.Struct):
+    """How many runs of one model have one status."""
+
+    group: Group
+    model: str
+    status: str
+    runs: int
 
 
 class Totals(msgspec.Struct):
@@ -14,9 +50,22 @@ class Totals(msgspec.Struct):
 
     runs: int = 0
     events: int = 0
-    streams_by_status: list[tuple[str, int]] = []
-    first_event_at: str | None = None
-    last_event_at: str | None = None
+    statuses: list[StatusRow] = []
+
+
+class RunRow(msgspec.Struct):
+    """One run. Its first and last time are those of its events, by either clock."""
+
+    stream: str
+    model: str
+    tenant: str
+    status: str
+    group: Group
+    events: int
+    first_emitted_at: str | None = None
+    last_emitted_at: str | None = None
+    first_persisted_at: str | None = None
+    last_persisted_at: str | None = None
 
 
 class StepRow(msgspec.Struct):
@@ -36,14 +85,28 @@ class StepRow(msgspec.Struct):
     wait_p95_ms: float | None = None
 
 
-class HourRow(msgspec.Struct):
-    """What was stored within one hour, and which runs ended in it."""
+class BinRow(msgspec.Struct):
+    """What happened within one bin of time."""
 
-    hour: str
+    start: str
     """Its beginning, such as `2026-11-15T09:00:00Z`."""
     events: int = 0
     runs_finished: int = 0
     runs_failed: int = 0
+
+
+class Throughput(msgspec.Struct):
+    """What happened when, by one clock."""
+
+    clock: Clock
+    bin_ms: int = 0
+    """The width of all bins."""
+    bins: list[BinRow] = []
+    """Those in which something happened, in order."""
+    first_event_at: str | None = None
+    last_event_at: str | None = None
+    events_without_time: int = 0
+    """They are in no bin: this clock has no time of theirs, or none that can be read."""
 
 
 class SlowRow(msgspec.Struct):
@@ -115,7 +178,12 @@ class Report(msgspec.Struct, kw_only=True):
     """Up to when the logs were read."""
     totals: Totals = msgspec.field(default_factory=Totals)
     steps: list[StepRow] = []
-    throughput: list[HourRow] = []
+    clock: Clock = "emitted"
+    """The one that the page shows until its reader chooses the other."""
+    throughput: list[Throughput] = []
+    """By each clock."""
+    runs: list[RunRow] = []
+    """At most `runs_max`, the newest first: every second place is kept for runs that failed or cannot be read."""
     slowest: list[SlowRow] = []
     most_retried: list[RetriedRow] = []
     calls: list[CallRow] = []

@@ -5,6 +5,7 @@ Spark does the counting, and only the few rows that a reader can look at reach t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import reduce
 
@@ -14,12 +15,13 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from runstate.errors import shown_url
+from runstate.models.registry import find_model
 from runstate.pipeline.failures import readable
 from runstate.pipeline.jobs import read_view
 from runstate.pipeline.page_report import (
     CallRow,
+    Clock,
     FindingRow,
-    HourRow,
     Quarantine,
     Report,
     RetriedRow,
@@ -28,12 +30,20 @@ from runstate.pipeline.page_report import (
     TenantRow,
     Totals,
 )
+from runstate.pipeline.report_runs import join_runs, newest, statuses
+from runstate.pipeline.report_times import prevailing_clock, throughput, times
 
 _accuracy = 10_000
 """Of percentiles: their rank is off by at most one part in so many."""
 _worst = 20
 _steps_max = 500
-_hours_max = 24 * 366
+_event_columns = ["stream", "tenant", "emitted_at", "persisted_at", "finding"]
+_state_columns = ["stream", "status"]
+_span_columns = [
+    *("stream", "tenant", "kind", "name", "attempt", "outcome", "end_emitted_at", "end_persisted_at"),
+    *("wait_ms", "duration_ms", "cost", "tokens_in", "tokens_out"),
+]
+"""What crosses into Spark, of each view: above all no line and no state."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -50,25 +60,33 @@ def report(
     findings: list[FindingRow] | None = None,
     quarantine: Quarantine | None = None,
     generated_from: Sequence[str] = (),
+    clock: Clock | None = None,
 ) -> Report:
     """The figures of a fleet. A stream that several logs of a part hold is taken from the first that has events of it.
+
+    `clock` is the one that the page shows until its reader chooses the other; by default it is `emitted`, unless most
+    events do not say when they were.
 
     Raises:
         PipelineFailed: a log or a table cannot be read.
     """
     with readable("report"):
-        read = [_read(spark, part) for part in parts]
-        # Every figure below comes from these two; each would read the logs again otherwise.
-        stored = _union([events for events, _ in read]).persist(StorageLevel.DISK_ONLY)
-        spans = _union([spans for _, spans in read]).persist(StorageLevel.DISK_ONLY)
+        read = [_read(spark, part, number) for number, part in enumerate(parts)]
+        stored, spans = (_union([frames[n] for frames in read]).persist(StorageLevel.DISK_ONLY) for n in (0, 1))
+        states = _union([_states(spark, part, number) for number, part in enumerate(parts)])
+        runs = join_runs(stored, states, spans, [find_model(part.model) for part in parts])
+        # Every figure below comes from these three; each would read the logs again otherwise.
+        runs = runs._replace(frame=runs.frame.persist(StorageLevel.DISK_ONLY))
         try:
-            totals = _totals(stored, [read_view(spark, p.urls, "snapshots", model=p.model) for p in parts])
+            by_clock, by_status = throughput(stored, spans), statuses(runs)
             return Report(
                 generated_from=[shown_url(url) for url in generated_from or (url for p in parts for url in p.urls)],
-                as_of=totals.last_event_at or "",
-                totals=totals,
+                as_of=next((each.last_event_at or "" for each in by_clock if each.clock == "persisted"), ""),
+                totals=Totals(sum(row.runs for row in by_status), stored.count(), by_status),
+                clock=clock or prevailing_clock(by_clock),
+                throughput=by_clock,
+                runs=newest(runs, by_status),
                 steps=_steps(spans),
-                throughput=_throughput(stored, spans),
                 slowest=_slowest(spans),
                 most_retried=_most_retried(spans),
                 calls=_calls(spans),
@@ -77,34 +95,34 @@ def report(
                 quarantine=quarantine or Quarantine(),
             )
         finally:
-            stored.unpersist()
-            spans.unpersist()
+            for frame in (runs.frame, stored, spans):
+                frame.unpersist()
 
 
-def _read(spark: SparkSession, part: Part) -> tuple[DataFrame, DataFrame]:
+def _read(spark: SparkSession, part: Part, number: int) -> tuple[DataFrame, DataFrame]:
     """The events of a part, and its spans, each stream from one log."""
 
-    def numbered(view: str, **options: str) -> DataFrame:
+    def numbered(view: str, columns: list[str], **options: str) -> DataFrame:
+        options["columns"] = json.dumps(columns)
         frames = [read_view(spark, url, view, model=part.model, shards=None, **options) for url in part.urls]
         return _union([frame.withColumn("log", F.lit(number)) for number, frame in enumerate(frames)])
 
-    events = numbered("events", damage="report").where("finding IS NULL")
-    events, spans = events.select("stream", "tenant", "persisted_at", "log"), numbered("spans")
+    events = numbered("events", _event_columns, damage="report").where("finding IS NULL")
+    events = events.select("stream", "tenant", "log", *times("emitted_at", "persisted_at"))
+    spans = numbered("spans", _span_columns)
     if len(part.urls) > 1:
         first = events.groupBy("stream").agg(F.min("log").alias("log"))
         events, spans = (frame.join(first, ["stream", "log"]) for frame in (events, spans))
-    return events.drop("log"), spans.drop("log")
+    return events.drop("log").withColumn("part", F.lit(number)), spans.drop("log").withColumn("part", F.lit(number))
+
+
+def _states(spark: SparkSession, part: Part, number: int) -> DataFrame:
+    frame = read_view(spark, part.urls, "snapshots", model=part.model, columns=json.dumps(_state_columns))
+    return frame.withColumn("part", F.lit(number))
 
 
 def _union(frames: list[DataFrame]) -> DataFrame:
     return reduce(DataFrame.unionByName, frames)
-
-
-def _totals(stored: DataFrame, snapshots: list[DataFrame]) -> Totals:
-    states = _union([frame.select("status") for frame in snapshots]).groupBy("status").count().collect()
-    by_status = sorted((row["status"] or "unreadable", row["count"]) for row in states)
-    (row,) = stored.agg(F.count("*"), F.min("persisted_at"), F.max("persisted_at")).collect()
-    return Totals(sum(count for _, count in by_status), row[0], by_status, row[1], row[2])
 
 
 def _share(condition: Column) -> Column:
@@ -152,26 +170,6 @@ def _steps(spans: DataFrame) -> list[StepRow]:
         )
         for row in rows
     ]
-
-
-def _throughput(stored: DataFrame, spans: DataFrame) -> list[HourRow]:
-    hours = stored.groupBy(_hour("persisted_at")).agg(F.count("*").alias("events"))
-    runs = (
-        spans.where("kind = 'run' AND ended_at IS NOT NULL")
-        .groupBy(_hour("ended_at"))
-        .agg(
-            F.sum((F.col("outcome") == "finished").cast("long")).alias("finished"),
-            F.sum((F.col("outcome") == "failed").cast("long")).alias("failed"),
-        )
-    )
-    joined = hours.join(runs, "hour", "outer").where("hour IS NOT NULL").orderBy(F.desc("hour")).limit(_hours_max)
-    rows = sorted(joined.collect(), key=lambda row: str(row["hour"]))
-    return [HourRow(row["hour"], row["events"] or 0, row["finished"] or 0, row["failed"] or 0) for row in rows]
-
-
-def _hour(column: str) -> Column:
-    """The hour of a time as its text says it; producers whose clocks are not in UTC are off by their zone."""
-    return F.concat(F.upper(F.substring(column, 1, 13)), F.lit(":00:00Z")).alias("hour")
 
 
 def _slowest(spans: DataFrame) -> list[SlowRow]:

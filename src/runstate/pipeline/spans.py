@@ -39,6 +39,10 @@ class Span(msgspec.Struct, gc=False):
     cost: float | None = None
     tokens_in: int | None = None
     tokens_out: int | None = None
+    end_emitted_at: str | None = None
+    """`ended_at` where a producer says so; None where only the log has stamped a time."""
+    end_persisted_at: str | None = None
+    """When the log stored the event that ended it."""
 
 
 span_fields: list[tuple[str, Literal["string", "int64", "double"]]] = [
@@ -56,6 +60,8 @@ span_fields: list[tuple[str, Literal["string", "int64", "double"]]] = [
     ("cost", "double"),
     ("tokens_in", "int64"),
     ("tokens_out", "int64"),
+    ("end_emitted_at", "string"),
+    ("end_persisted_at", "string"),
 ]
 """The fields of `Span` as columns, in its order."""
 
@@ -63,17 +69,24 @@ unnamed = "(unnamed)"
 """Stands where no event says what ran."""
 
 
-def spans(stream: str, tenant: str, events: Iterable[tuple[str, Sequence[Activity]]]) -> Iterator[Span]:
+def spans(stream: str, tenant: str, events: Iterable[tuple[str, str, Sequence[Activity]]]) -> Iterator[Span]:
     """The spans of one stream: those that ended, as they end, then those that did not.
 
-    `events` are in the stream's order, each with the log's `persisted_at` (which stands in for a producer's time that
-    is missing) and what its model says about it. Never raises. Every `started` and every `call_started` gives exactly
-    one span, and an end without a beginning gives one with no duration; an end that follows an end is nothing new.
+    `events` are in the stream's order, each with its `emitted_at` and `persisted_at` and what its model says about it.
+    An activity without a time has the event's `emitted_at`, or `persisted_at` where that is empty. A step without a
+    scope is told apart by its name, and attempts that no event numbers are counted.
+
+    Never raises. Every `started` and every `call_started` gives exactly one span, and an end without a beginning gives
+    one with no duration; an end that follows an end is nothing new.
     """
     pairing = _Pairing(stream, tenant)
-    for persisted_at, activities in events:
+    for emitted_at, persisted_at, activities in events:
         for activity in activities:
-            yield from pairing.take(activity, activity.at or persisted_at)
+            emitted = activity.at or emitted_at
+            for span in pairing.take(activity, emitted or persisted_at):
+                if span.ended_at is not None:
+                    span.end_emitted_at, span.end_persisted_at = emitted or None, persisted_at
+                yield span
     yield from pairing.rest()
 
 
@@ -112,6 +125,8 @@ class _Pairing:
         self._steps: dict[str, _Open] = {}
         self._calls: dict[str, deque[_Open]] = {}
         self._named: dict[str, tuple[str, int]] = {}
+        self._begun: dict[str, int] = {}
+        """How often a step was started whose attempts no event numbers."""
 
     def take(self, activity: Activity, at: str) -> Iterator[Span]:
         kind = activity.kind
@@ -158,7 +173,7 @@ class _Pairing:
             run.started_at = run.started_at or at
 
     def _take_step(self, activity: Activity, at: str) -> Iterator[Span]:
-        scope = activity.scope
+        scope = activity.scope or activity.name
         # What was said first holds: a later event of the same scope may know less, or guess.
         name, attempt = self._named.get(scope, ("", 0))
         name, attempt = name or activity.name, attempt or activity.attempt
@@ -166,7 +181,7 @@ class _Pairing:
         self._named[scope] = name, attempt
         step = self._steps.get(scope)
         if step is not None:
-            step.name, step.attempt = name, attempt
+            step.name, step.attempt = name, attempt or step.attempt
         outcome = _step_ends.get(activity.kind)
         if outcome is not None:
             if not ended:
@@ -179,6 +194,8 @@ class _Pairing:
             if step is not None and step.started_at is not None:
                 yield self._span("step", self._steps.pop(scope), outcome="interrupted")
                 step = None
+            if not attempt:
+                attempt = self._begun[scope] = self._begun.get(scope, 0) + 1
             self._steps[scope] = _Open(name, attempt, step.queued_at if step else None, at)
 
     def _call(self, activity: Activity, at: str) -> Span:

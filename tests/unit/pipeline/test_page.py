@@ -10,30 +10,39 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runstate.errors import shown_url
-from runstate.pipeline.page import render, table_rows_max
+from runstate.errors import NotALog, shown_url
+from runstate.pipeline.page import check_report_target, render
 from runstate.pipeline.page_charts import rows_max
 from runstate.pipeline.page_markup import count, duration, missing, moment, money, share
 from runstate.pipeline.page_report import (
+    BinRow,
     CallRow,
+    Clock,
     FindingRow,
-    HourRow,
     Quarantine,
     Report,
     RetriedRow,
+    RunRow,
     SlowRow,
+    StatusRow,
     StepRow,
     TenantRow,
+    Throughput,
     Totals,
+    clocks,
+    runs_max,
 )
+from runstate.pipeline.page_tables import rows_max as table_rows_max
+from runstate.pipeline.time_bins import bins_max, time_text
 
-void = {"meta"}
+void = {"meta", "input"}
 
 
 class Page(HTMLParser):
@@ -77,16 +86,18 @@ class Page(HTMLParser):
 
 def full(text: str = "run-1", hour: str = "2026-11-15T09:00:00Z") -> Report:
     """A report with something in every section, and the same text wherever one comes from outside."""
+    bins = [BinRow(hour, 1000, 3, 1), BinRow("2026-11-15T12:00:00Z", 3000, 2, 0), BinRow(text, 1)]
     return Report(
         title=text,
         generated_from=[text],
         as_of=text,
-        totals=Totals(3, 4000, [(text, 2), ("FAILED", 1)], text, "2026-11-15T09:30:00.123Z"),
+        totals=Totals(3, 4000, [StatusRow("unknown", text, text, 2), StatusRow("failed", "engine", "FAILED", 1)]),
         steps=[
             StepRow(text, 1200, 12, 6, 0.01, 0.005, 45.0, 830.0, 12_400.0, 2.0, 64_000.0),
             StepRow("quick", 3),
         ],
-        throughput=[HourRow(hour, 1000, 3, 1), HourRow("2026-11-15T12:00:00Z", 3000, 2, 0), HourRow(text, 1)],
+        throughput=[Throughput(clock, 3_600_000, bins, text, "2026-11-15T09:30:00.123Z") for clock in clocks],
+        runs=[RunRow(text, text, text, text, "unknown", 4000, text, text, text, text)],
         slowest=[SlowRow(text, text, 2, 7_500_000.0)],
         most_retried=[RetriedRow(text, text, 5, 4)],
         calls=[CallRow(text, 1_000_000, 2, 123_456_789, None, 1234.5, 300.0, 900.0), CallRow("free", 1)],
@@ -192,10 +203,10 @@ def test_steps_without_trouble_say_so() -> None:
 def test_headings_tables_and_charts_can_be_heard() -> None:
     page = render(full()).decode()
     tables = re.findall(r"<table.*?</table>", page, re.DOTALL)
-    assert len(tables) == 8
+    assert len(tables) == 11
     assert all("<caption>" in table and 'scope="col"' in table and 'scope="row"' in table for table in tables)
     assert re.findall(r"<h(\d)", page)[0] == "1"
-    assert len(re.findall(r"<figure aria-label=", page)) == len(re.findall("<figure", page)) == 6
+    assert len(re.findall(r"<figure aria-label=", page)) == len(re.findall("<figure", page)) == 8
     hidden = len(re.findall(r'<svg[^>]*aria-hidden="true"', page)) + len(
         re.findall(r'<svg[^>]*role="img" aria-label="', page)
     )
@@ -258,13 +269,13 @@ def test_a_password_is_not_shown(url: str, shown: str) -> None:
     assert b"hunter2" not in render(Report(generated_from=[url]))
 
 
-def test_hours_without_events_leave_a_gap_and_long_times_are_put_together() -> None:
-    page = render(
-        Report(throughput=[HourRow("2026-11-15T09:00:00Z", 10), HourRow("2026-11-15T12:00:00Z", 30)])
-    ).decode()
-    assert len(re.findall(r"<title>2026-11-15 \d\d:00 UTC: \d+ events</title>", page)) == 4
-    years = render(Report(throughput=[HourRow("0001-01-01T00:00:00Z", 1), HourRow("9999-12-31T23:00:00Z", 2)])).decode()
-    assert len(re.findall(r"UTC: \d+ events</title>", years)) <= 96
+def test_bins_without_events_leave_a_gap_and_too_many_are_put_together() -> None:
+    bins = [BinRow("2026-11-15T09:00:00Z", 10), BinRow("2026-11-15T12:00:00Z", 30)]
+    page = render(Report(throughput=[Throughput("emitted", 3_600_000, bins)])).decode()
+    assert len(re.findall(r"<title>2026-11-15 \d\d:00:00 UTC: \d+ events</title>", page)) == 4
+    bins = [BinRow("0001-01-01T00:00:00Z", 1), BinRow("9999-12-31T23:00:00Z", 2)]
+    years = render(Report(throughput=[Throughput("emitted", 3_600_000, bins)])).decode()
+    assert 20 <= len(re.findall(r"UTC: \d+ events</title>", years)) <= bins_max
     assert "3 events, from" in years
 
 
@@ -276,16 +287,136 @@ def test_what_does_not_fit_is_counted() -> None:
 
 
 figures = st.one_of(st.none(), st.floats(), st.integers(0, 2**53), st.sampled_from([0.0, 1e-300, 1e300]))
-hours = st.builds(
-    HourRow, st.one_of(st.text(max_size=12), st.datetimes().map(lambda at: at.isoformat())), st.integers(0, 2**53)
+bins = st.builds(
+    BinRow, st.one_of(st.text(max_size=12), st.datetimes().map(lambda at: f"{at.isoformat()}Z")), st.integers(0, 2**53)
 )
 rows = st.builds(StepRow, st.text(max_size=3), st.integers(0, 2**53), p50_ms=figures, p95_ms=figures, p99_ms=figures)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(rows, max_size=4), st.lists(hours, max_size=4), figures)
-def test_no_figure_stops_the_page(steps: list[StepRow], throughput: list[HourRow], cost: float | None) -> None:
-    report = Report(steps=steps, throughput=throughput, calls=[CallRow("m-1", 1, cost=cost)])
+@given(st.lists(rows, max_size=4), st.integers(-1, 2**60), st.lists(bins, max_size=4), figures)
+def test_no_figure_stops_the_page(steps: list[StepRow], width: int, found: list[BinRow], cost: float | None) -> None:
+    report = Report(steps=steps, throughput=[Throughput("emitted", width, found)], calls=[CallRow("m-1", 1, cost=cost)])
     page = render(report)
     Page(page)
     assert not re.search(rb'="-?(?:nan|inf)', page)
+
+
+# --- clocks ----------------------------------------------------------------------------------------------------------
+
+
+def by_clock(start: dict[Clock, str], clock: Clock = "emitted") -> Report:
+    found = [Throughput(each, 1000, [BinRow(at, 7)], at, at) for each, at in start.items()]
+    return Report(totals=Totals(1, 7), throughput=found, clock=clock)
+
+
+@pytest.mark.parametrize("clock", clocks)
+def test_the_clock_of_the_report_is_the_one_that_is_checked(clock: Clock) -> None:
+    page = render(by_clock({"emitted": "2019-03-01T00:00:00Z"}, clock)).decode()
+    assert re.findall(r'<input type="radio"[^>]*id="clock-(\w+)"[^>]* checked>', page) == [clock]
+
+
+def test_each_clock_has_charts_of_its_own_times_alone() -> None:
+    page = render(by_clock({"emitted": "2019-03-01T00:00:00Z", "persisted": "2026-11-15T09:30:00Z"})).decode()
+    emitted, persisted = re.findall(r'<div class="on-\w+">.*?</details></div>', page)
+    assert "2019-03-01" in emitted
+    assert "2026-11-15" in persisted
+    assert "2026-11-15" not in emitted
+    assert "2019-03-01" not in persisted
+
+
+def test_events_that_a_clock_cannot_show_are_counted() -> None:
+    persisted = Throughput("persisted", 1000, [BinRow("2026-11-15T09:30:00Z", 7)])
+    text = Page(render(Report(throughput=[Throughput("emitted", events_without_time=7), persisted]))).text
+    assert "7 events have no time emitted and cannot be shown by this clock: choose the other one." in text
+
+
+def test_the_style_hides_what_is_by_the_other_clock() -> None:
+    style = Page(render(Report())).parts["style"]
+    for chosen, other in (clocks, clocks[::-1]):
+        assert f"body:has(#clock-{chosen}:checked) .on-{other}" in style
+
+
+# --- axes ------------------------------------------------------------------------------------------------------------
+
+
+def axis_of(page: str, title: str) -> list[str]:
+    (figure,) = re.findall(rf'<figure aria-label="{title}">.*?</figure>', page, re.DOTALL)
+    (axis,) = re.findall(r'<svg class="axis".*?</svg>', figure)
+    (unit,) = re.findall(r'<span class="unit">(.*?)</span>', figure)
+    return [*re.findall(r">([^<]+)</text>", axis), unit]
+
+
+def test_shares_counts_and_costs_have_an_axis_with_a_unit() -> None:
+    steps = [StepRow("load", 100, 8, 2, failure_rate=0.08, retry_rate=0.02)]
+    report = Report(steps=steps, totals=Totals(30, 9, [StatusRow("failed", "engine", "FAILED", 30)]))
+    page = render(msgspec.structs.replace(report, calls=[CallRow("m-1", 1, cost=1200.0)])).decode()
+    assert axis_of(page, "Failures and retries by step") == ["0%", "2%", "4%", "6%", "8%", "share of attempts"]
+    assert axis_of(page, "Runs by status") == ["0", "10", "20", "30", "runs"]
+    assert axis_of(page, "Cost by model") == ["0", "500", "1k", "1.5k", "cost"]
+
+
+def test_a_bar_is_as_long_as_the_axis_says() -> None:
+    report = Report(steps=[StepRow("load", 100, 5, 0, failure_rate=0.05, retry_rate=0.0)])
+    page = render(report).decode()
+    assert axis_of(page, "Failures and retries by step")[-2] == "5%"
+    assert '<rect class="bad" y="0" width="100.00%"' in page
+
+
+def test_an_axis_of_shares_ends_at_all_of_them() -> None:
+    report = Report(steps=[StepRow("load", 100, 100, 0, failure_rate=1.0, retry_rate=0.3)])
+    assert axis_of(render(report).decode(), "Failures and retries by step")[-2] == "100%"
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+def test_statuses_that_mean_the_same_are_one_bar() -> None:
+    rows = [
+        StatusRow("completed", "engine", "COMPLETED", 6),
+        StatusRow("completed", "session", "complete_with_gaps", 2),
+        StatusRow("failed", "door", "jammed", 2),
+    ]
+    page = render(Report(totals=Totals(10, 99, rows)))
+    text = Page(page).text
+    assert "completed 8 · 80% failed 2 · 20%" in text
+    assert "Failed runs 2 20% of all" in text
+    assert "complete_with_gaps" in text
+    assert "jammed" in text
+
+
+def runs(number: int) -> list[RunRow]:
+    at = [time_text(1_780_000_000_000 + ms) for ms in (0, 90_000, 5000, 6000)]
+    return [RunRow(f"run-{n}", "engine", "acme", "COMPLETED", "completed", 12, *at) for n in range(number)]
+
+
+def test_a_run_has_its_status_start_duration_and_events() -> None:
+    text = Page(render(Report(totals=Totals(1, 12), runs=runs(1)))).text
+    assert "run-0 completed 2026-05-28 20:26:40 UTC 1 min 30 s 2026-05-28 20:26:45 UTC 1 s 12 engine acme" in text
+    assert "All runs are listed." in text
+
+
+def test_runs_that_are_left_out_are_counted_and_can_be_listed() -> None:
+    report = Report(generated_from=["sqlite:my fleet.db"], totals=Totals(5000, 9), runs=runs(runs_max + 1))
+    page = Page(render(report))
+    assert "The newest 1,000 of 5,000 runs are listed" in page.text
+    assert "4,000 are left out" in page.text
+    assert "runstate streams 'sqlite:my fleet.db' --sort last --reverse" in page.text
+    assert page.text.count("run-") == runs_max
+
+
+def test_runs_of_a_table_are_queried_with_spark() -> None:
+    text = Page(render(Report(generated_from=["table:events"], totals=Totals(5000, 9), runs=runs(2)))).text
+    assert "To query all of them, read the view snapshots with Spark." in text
+
+
+def test_a_report_of_an_earlier_version_is_recognized(tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text("<p>Made by Runstate from the logs alone. Hours are those in which</p>")
+    check_report_target(tmp_path)
+    (tmp_path / "report.html").write_text("<p>Quarterly figures</p>")
+    with pytest.raises(NotALog):
+        check_report_target(tmp_path)
+
+
+def test_a_figure_that_no_page_is_wide_enough_for_is_short() -> None:
+    assert [count(1e300), money(1e300), duration(1e300)] == ["1.00e+300", "1.00e+300", "1.16e+292 d"]

@@ -25,7 +25,7 @@ def act(kind: ActivityKind, second: float, scope: str = "", **members: Any) -> A
 
 
 def paired(*activities: Activity) -> list[Span]:
-    return list(spans("r-1", "acme", [(t(59), [activity]) for activity in activities]))
+    return list(spans("r-1", "acme", [("", t(59), [activity]) for activity in activities]))
 
 
 def told(found: Sequence[Span]) -> list[tuple[Any, ...]]:
@@ -35,13 +35,43 @@ def told(found: Sequence[Span]) -> list[tuple[Any, ...]]:
 def test_a_step_waits_runs_and_ends() -> None:
     found = paired(act("queued", 1, "i", name="render", attempt=2), act("started", 3, "i"), act("finished", 7.5, "i"))
     assert found == [
-        Span("r-1", "acme", "step", "render", 2, t(1), t(3), t(7.5), "finished", 2000.0, 4500.0),
+        Span(
+            "r-1",
+            "acme",
+            "step",
+            "render",
+            2,
+            t(1),
+            t(3),
+            t(7.5),
+            "finished",
+            2000.0,
+            4500.0,
+            end_emitted_at=t(7.5),
+            end_persisted_at=t(59),
+        ),
     ]
 
 
 def test_a_run_waits_runs_and_ends() -> None:
     found = paired(act("run_queued", 1, name="nightly"), act("run_started", 2), act("run_failed", 4))
-    assert found == [Span("r-1", "acme", "run", "nightly", 1, t(1), t(2), t(4), "failed", 1000.0, 2000.0)]
+    assert found == [
+        Span(
+            "r-1",
+            "acme",
+            "run",
+            "nightly",
+            1,
+            t(1),
+            t(2),
+            t(4),
+            "failed",
+            1000.0,
+            2000.0,
+            end_emitted_at=t(4),
+            end_persisted_at=t(59),
+        )
+    ]
 
 
 def test_attempts_at_the_same_step_are_spans_of_their_own() -> None:
@@ -154,9 +184,45 @@ def test_calls_that_share_a_scope_end_in_the_order_of_their_beginnings() -> None
 
 
 def test_the_log_s_time_stands_in_for_a_missing_one() -> None:
-    events = [(t(1), [Activity(kind="started", scope="i")]), (t(4), [Activity(kind="finished", scope="i")])]
+    events = [("", t(1), [Activity(kind="started", scope="i")]), ("", t(4), [Activity(kind="finished", scope="i")])]
     (span,) = spans("r-1", "", events)
     assert (span.started_at, span.ended_at, span.duration_ms) == (t(1), t(4), 3000.0)
+    assert (span.end_emitted_at, span.end_persisted_at) == (None, t(4))
+
+
+def test_the_event_s_own_time_comes_before_the_log_s() -> None:
+    events = [(t(1), t(50), [Activity(kind="started", name="i")]), (t(4), t(51), [Activity(kind="failed", name="i")])]
+    (span,) = spans("r-1", "", events)
+    assert (span.started_at, span.ended_at, span.duration_ms) == (t(1), t(4), 3000.0)
+    assert (span.end_emitted_at, span.end_persisted_at) == (t(4), t(51))
+
+
+def test_what_has_not_ended_was_not_stored_as_ended() -> None:
+    (span,) = spans("r-1", "", [(t(1), t(50), [Activity(kind="started", name="i")])])
+    assert span.end_persisted_at is None
+
+
+def test_steps_without_a_scope_are_told_apart_by_their_names() -> None:
+    found = paired(
+        act("started", 1, name="mix"), act("started", 2, name="bake"), act("finished", 4, name="mix"),
+        act("finished", 9, name="bake"),
+    )  # fmt: skip
+    assert [(span.name, span.duration_ms) for span in found] == [("mix", 3000.0), ("bake", 7000.0)]
+
+
+def test_attempts_that_no_event_numbers_are_counted() -> None:
+    kinds: tuple[ActivityKind, ...] = ("queued", "started", "failed") * 2
+    found = paired(
+        *(act(kind, second, name="bake") for second, kind in enumerate(kinds)),
+        act("started", 7, name="bake"),
+        act("started", 8, name="bake"),
+    )
+    assert [(span.attempt, span.outcome) for span in found] == [
+        (1, "failed"),
+        (2, "failed"),
+        (3, "interrupted"),
+        (4, "running"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -211,7 +277,7 @@ def test_an_engine_s_stored_lines_become_spans() -> None:
         line(3, "StepCompleted", 4, stepId="load", payload={"calls": [{"model": "m-1", "cost": 0.25}]}),
         line(4, "RunCompleted", 5),
     ]
-    found = list(spans("r-1", "t", [(t(59), ENGINE.activities(ENGINE.decode(each))) for each in lines]))
+    found = list(spans("r-1", "t", [(t(9), t(59), ENGINE.activities(ENGINE.decode(each))) for each in lines]))
     assert told(found) == [
         ("call", "m-1", 1, "finished", None, None),
         ("step", "load", 1, "finished", None, 2000.0),
@@ -233,10 +299,14 @@ hostile = st.builds(
 
 
 @settings(max_examples=300)
-@given(st.lists(st.tuples(st.sampled_from(["", t(1)]), st.lists(hostile, max_size=4)), max_size=12))
-def test_in_any_order_all_that_began_is_one_span_each(events: list[tuple[str, list[Activity]]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["", t(2)]), st.sampled_from(["", t(1)]), st.lists(hostile, max_size=4)), max_size=12
+    )
+)
+def test_in_any_order_all_that_began_is_one_span_each(events: list[tuple[str, str, list[Activity]]]) -> None:
     found = list(spans("r-1", "acme", events))
-    kinds = Counter(activity.kind for _, activities in events for activity in activities)
+    kinds = Counter(activity.kind for *_, activities in events for activity in activities)
     steps = [span for span in found if span.kind == "step"]
     calls = [span for span in found if span.kind == "call"]
     assert sum(span.started_at is not None for span in steps) == kinds["started"]

@@ -15,8 +15,9 @@ from runstate.models.daemon.events import DaemonEvent, UnknownEvent, tag_of
 from runstate.models.daemon.lines import check, decode, encode, from_line, id_of
 from runstate.models.daemon.refusals import refusal
 from runstate.models.daemon.state import MaterializedState
+from runstate.models.describing import describe_members
 from runstate.models.envelope import Envelope
-from runstate.models.model import Alert, AlertSink, Description, Draft, Model, describe_members
+from runstate.models.model import Alert, AlertSink, Description, Draft, Model
 from runstate.models.model_errors import UNKNOWN_EVENT
 
 _subjects = ("item_id", "id", "step", "agent_id", "session_id", "worker_name", "queue_name", "pipeline_id", "hash")

@@ -12,14 +12,16 @@ from msgspec import UNSET, UnsetType
 from runstate.errors import InvalidEvent
 from runstate.models.activity import Activity
 from runstate.models.canonical import parse
+from runstate.models.describing import describe_members
 from runstate.models.envelope import Envelope
 from runstate.models.hash_chain import compact, event_hash
-from runstate.models.model import AlertSink, Description, Draft, Model, describe_members
+from runstate.models.model import AlertSink, Description, Draft, Model
 from runstate.models.rundir import activity as rundir_activity
 from runstate.models.rundir import state as rundir_state
 from runstate.models.rundir.events import RunEvent, check
 from runstate.models.rundir.evolve import Fold, terminal_states
 from runstate.models.rundir.state import RunDirectory
+from runstate.models.statuses import StatusGroup, usual_group
 
 
 class RunDraft(Draft, frozen=True, kw_only=True, gc=False):
@@ -119,6 +121,11 @@ class RunDirectoryModel(Model[RunEvent, RunEvent, RunDirectory]):
 
     def status(self, state: RunDirectory) -> str:
         return state.run_state
+
+    def status_group(self, status: str) -> StatusGroup:
+        """A graph names the states between the first and the last as it likes: in all of them the run is at work."""
+        group = usual_group(status)
+        return "running" if group == "unknown" and status else group
 
     def is_over(self, state: RunDirectory) -> bool:
         return state.run_state in terminal_states.values()

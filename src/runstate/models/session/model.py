@@ -12,8 +12,9 @@ from msgspec import UNSET
 from runstate.errors import InvalidEvent, InvalidJson
 from runstate.models.activity import Activity
 from runstate.models.canonical import parse
+from runstate.models.describing import describe_members
 from runstate.models.envelope import Envelope
-from runstate.models.model import Alert, AlertSink, Description, Draft, Model, describe_members
+from runstate.models.model import Alert, AlertSink, Description, Draft, Model
 from runstate.models.session import activity as session_activity
 from runstate.models.session import budgets, evolve, keys
 from runstate.models.session import state as session_state
@@ -24,6 +25,7 @@ from runstate.models.session.plain import plain
 from runstate.models.session.projections import Projections
 from runstate.models.session.rules import refusal
 from runstate.models.session.state import Session
+from runstate.models.statuses import StatusGroup, usual_group
 
 _prefix = b'{"eventIndex":%d,"persistedAt":"%b",'
 _volatile = frozenset({"eventId"})
@@ -116,6 +118,9 @@ class SessionModel(Model[SessionEvent, SessionEvent, Session]):
         if run is not None:
             return seen.run_status(run)
         return "" if state.created_index is None else "created"
+
+    def status_group(self, status: str) -> StatusGroup:
+        return "completed" if status in _over else usual_group(status)
 
     def is_over(self, state: Session) -> bool:
         seen = Projections(state)
