@@ -13,6 +13,7 @@ from pathlib import Path
 root = Path(__file__).parents[1]
 
 extras_of_folders = {
+    "adapters/openlineage": "openlineage",
     "cli/pipeline": "spark",
     "cli/spark_": "spark",
     "conformance/": "conformance",
@@ -29,6 +30,7 @@ extras_of_folders = {
 """Beginnings of paths in src/runstate, and the extra whose packages may be imported there beside the core ones."""
 
 import_names = {
+    "openlineage-python": ["openlineage"],
     "opentelemetry-exporter-otlp-proto-http": ["opentelemetry.exporter.otlp.proto.http"],
     "opentelemetry-sdk": ["opentelemetry"],
     "psycopg[binary,pool]": ["psycopg", "psycopg_pool"],

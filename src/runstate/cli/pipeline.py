@@ -15,12 +15,14 @@ import typer
 from runstate.cli.interrupts import stop_on_signals
 from runstate.cli.options import AsJson, ModelName
 from runstate.cli.output import counted, words, write_json
+from runstate.cli.pipeline_lineage import Lineage, lineage_client, lineage_of
 from runstate.cli.progress_display import Display, showing
 from runstate.cli.tables import write_table
 from runstate.errors import LogFailed, RunstateError, Unsupported
 from runstate.models.rundir import RUNDIR, RunDirectory
 from runstate.runtimes.orchestrator import Orchestrator
 from runstate.runtimes.orchestrator.pool import ProcessPool
+from runstate.runtimes.telemetry import Telemetry
 from runstate.store import open as open_store
 
 if TYPE_CHECKING:
@@ -69,6 +71,7 @@ def run(
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
+    lineage: Lineage = None,
     as_json: AsJson = False,
 ) -> None:
     """Ingest, replay, audit and report, as one run. What is finished and up to date is not done again."""
@@ -77,9 +80,10 @@ def run(
     from runstate.pipeline.stages import grouped, write_inputs
 
     settings, groups = spark_settings(master, remote, conf), grouped(urls, model)
+    client = lineage_client(lineage)
     with alone_in(to):
         models = write_inputs(to, groups, {})
-        _go(to, models, model, set(force or []), settings, as_json)
+        _go(to, models, model, set(force or []), settings, client, as_json)
 
 
 @app.command("resume")
@@ -90,6 +94,7 @@ def resume(
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
+    lineage: Lineage = None,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a pipeline that was interrupted, or bring a finished one up to date with its logs.
@@ -101,6 +106,7 @@ def resume(
     from runstate.pipeline.stages import read_inputs, write_inputs
 
     inputs, settings = read_inputs(to, model), spark_settings(master, remote, conf)
+    client = lineage_client(lineage)
     groups = {name: each.urls for name, each in inputs.items()}
     with alone_in(to):
         try:
@@ -112,7 +118,7 @@ def resume(
                 f"{error}. Passwords are not stored in {to}: set PGPASSWORD, add the server to ~/.pgpass, or give the "
                 f"URLs again: runstate pipeline run URL --to {to}"
             ) from error
-        _go(to, models, model, set(force or []), settings, as_json)
+        _go(to, models, model, set(force or []), settings, client, as_json)
 
 
 @app.command("ingest")
@@ -239,7 +245,9 @@ def audit(
         raise typer.Exit(1)
 
 
-def _go(to: Path, models: list[str], given: str | None, forced: set[str], settings: Any, as_json: bool) -> None:
+def _go(
+    to: Path, models: list[str], given: str | None, forced: set[str], settings: Any, client: Any, as_json: bool
+) -> None:
     """Run the stages. `models` are names; `given` is the model that the caller named, which is not recorded."""
     from runstate.cli.pipeline_progress import PipelineProgress
     from runstate.pipeline import stages
@@ -262,8 +270,16 @@ def _go(to: Path, models: list[str], given: str | None, forced: set[str], settin
         stack.callback(pool.close)
         graph = stages.build(models, to)
         directory = to / "runs" / stages.run_id
+        listeners: list[Telemetry] = []
+        if client is not None:
+            listeners.append(lineage_of(client, to, store, stages.run_id))
+        for listener in listeners:
+            stack.callback(listener.close)
         orchestrator = Orchestrator(
-            graph, store, pool, stages.run_id, directory, progress=progress.update, place=stages.place
+            *(graph, store, pool, stages.run_id, directory),
+            telemetry=listeners,
+            progress=progress.update,
+            place=stages.place,
         )
         stack.enter_context(stop_on_signals(orchestrator.cancelled))
         try:

@@ -145,7 +145,7 @@ def _orchestrator(
         listener = telemetry_from_url(url, outbox=runs / ".telemetry.outbox")
         stack.callback(listener.close)
         if isinstance(listener, OtelTelemetry):
-            listener.recall(_all_events(store, run_id))
+            listener.recall(all_events(store, run_id))
         listeners.append(listener)
     orchestrator = Orchestrator(
         graph,
@@ -243,7 +243,7 @@ def _store(runs: Path, *, create: bool) -> RunStore:
     return open_store(f"ndjson:{runs}", RUNDIR, create=create, snapshot_every=1)
 
 
-def _all_events(store: RunStore, run_id: str) -> Iterator[RunEvent]:
+def all_events(store: RunStore, run_id: str) -> Iterator[RunEvent]:
     after = 0
     while page := store.log.read(run_id, after_seq=after):
         yield from (store.model.decode(record.body) for record in page)

@@ -230,8 +230,8 @@ def outcome(directory: Path, models: Iterable[str]) -> list[Outcome]:
     """What the artifacts of a finished run say. `directory` is the run's own."""
     found = []
     for model in models:
-        ingested = _artifact(directory, f"ingest/{model}.json", IngestResult)
-        audited = _artifact(directory, f"audit/{model}.json", AuditOutcome)
+        ingested = read_artifact(directory, f"ingest/{model}.json", IngestResult)
+        audited = read_artifact(directory, f"audit/{model}.json", AuditOutcome)
         by_severity = {
             severity: sum(f.count for f in audited.findings if f.severity == severity)
             for severity in ("damage", "warning")
@@ -245,7 +245,7 @@ def outcome(directory: Path, models: Iterable[str]) -> list[Outcome]:
 T = TypeVar("T")
 
 
-def _artifact(directory: Path, name: str, kind: type[T]) -> T:
+def read_artifact(directory: Path, name: str, kind: type[T]) -> T:
     return msgspec.json.decode((directory / "artifacts" / name).read_bytes(), type=kind)
 
 
