@@ -75,6 +75,61 @@ def _run(command: list[str], directory: Path) -> None:
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
+def _unusable(language: str, code: str) -> list[str]:
+    """What is wrong with code that needs systems which are not here: its syntax, and the options of our commands."""
+    if language == "py":
+        try:
+            compile(code, "block", "exec")
+        except SyntaxError as error:
+            return [f"line {error.lineno}: {error.msg}"]
+    else:
+        checked = subprocess.run(["bash", "-n"], input=code, capture_output=True, text=True)
+        if checked.returncode:
+            return [checked.stderr.strip()]
+    # A command is a line of the shell, a string, or a list of strings.
+    text = re.sub(r"\\\n", " ", code).replace('", "', " ")
+    return [wrong for found in _command.finditer(text) for wrong in _unknown_options(found[1].split(), found[2])]
+
+
+_command = re.compile(r"runstate ((?:pipeline )?[a-z]+)([^\n\"]*)")
+
+
+def _unknown_options(names: list[str], rest: str) -> list[str]:
+    from typer.main import get_command
+
+    from runstate.cli.main import app
+
+    command = get_command(app)
+    for name in names:
+        if name not in command.commands:  # type: ignore[attr-defined]
+            return [f"there is no command {' '.join(names)}"]
+        command = command.commands[name]  # type: ignore[attr-defined]
+    known = {option for parameter in command.params for option in parameter.opts}
+    given = re.findall(r"(?:^| )(--[a-z-]+)", rest)
+    return [f"{' '.join(names)} has no option {option}" for option in given if option not in known]
+
+
+@pytest.mark.parametrize("page", [p for p in pages if _blocks(p, "py", "sh")], ids=lambda p: str(p.relative_to(root)))
+def test_code_for_other_systems_has_no_mistake_that_can_be_seen_here(page: Path) -> None:
+    blocks = [(language, code) for language, code in _block.findall(page.read_text()) if language in ("py", "sh")]
+    assert [wrong for language, code in blocks for wrong in _unusable(language, code)] == []
+
+
+@pytest.mark.parametrize(
+    ("language", "code", "wrong"),
+    [
+        ("py", "def f(:\n", "line 1: invalid syntax"),
+        ("py", 'run(["runstate", "pipeline", "run", "a", "--too", "b"])\n', "pipeline run has no option --too"),
+        ("sh", "runstate pipeline rum a\n", "there is no command pipeline rum"),
+        ("sh", "runstate pipeline run a \\\n  --mastr yarn\n", "pipeline run has no option --mastr"),
+        ("sh", "if true; then\n", "bash: line 2: syntax error: unexpected end of file"),
+    ],
+)
+def test_a_mistake_in_code_for_other_systems_is_reported(language: str, code: str, wrong: str) -> None:
+    (found,) = _unusable(language, code)
+    assert found.startswith(wrong)
+
+
 def _broken_links(page: Path) -> list[str]:
     text = page.read_text()
     broken = [found for found in _link.finditer(text) if not (page.parent / found[1]).exists()]
