@@ -24,6 +24,7 @@ extras_of_folders = {
     "metrics.py": "metrics",
     "models/engine/column": "spark",
     "models/model.py": "spark",  # For the annotations of a column fold alone.
+    "pipeline/stage_metrics.py": "metrics",
     "pipeline/": "spark",
     "runtimes/telemetry/": "otel",
 }

@@ -1,8 +1,10 @@
-"""A logbook as Prometheus metrics, so that whatever projects (a process, Spark) is watched in the same way."""
+"""Prometheus metrics: those of a logbook over HTTP, for whatever projects (a process, Spark), and files of metrics."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runstate.errors import LogFailed, Unsupported
@@ -10,6 +12,7 @@ from runstate.logbook import Logbook
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+    from prometheus_client.registry import Collector
 
 
 def serve_metrics(book: Logbook, port: int, address: str = "127.0.0.1") -> tuple[int, Callable[[], None]]:
@@ -19,10 +22,9 @@ def serve_metrics(book: Logbook, port: int, address: str = "127.0.0.1") -> tuple
         Unsupported: the extra `metrics` is not installed.
         LogFailed: the port is taken.
     """
-    try:
-        from prometheus_client import CollectorRegistry, start_http_server
-    except ImportError as error:
-        raise Unsupported(f"Metrics need a package: pip install 'runstate[metrics]' ({error})") from error
+    _check_package()
+    from prometheus_client import CollectorRegistry, start_http_server
+
     registry = CollectorRegistry()
     registry.register(BookCollector(book))
     try:
@@ -36,6 +38,41 @@ def serve_metrics(book: Logbook, port: int, address: str = "127.0.0.1") -> tuple
         thread.join()
 
     return server.server_port, stop
+
+
+def check_metrics_file(path: Path) -> None:
+    """Check that metrics can be written to a file, before there are any.
+
+    Raises:
+        Unsupported: the extra `metrics` is not installed.
+        LogFailed: its directory is not there, or cannot be written.
+    """
+    _check_package()
+    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK | os.X_OK):
+        raise LogFailed(f"Metrics cannot be written to {path}: name a file in a directory that you may write to")
+
+
+def write_metrics(collector: Collector, path: Path) -> None:
+    """Write a file for node_exporter's textfile collector: a reader finds the old one or the new one, and whole.
+
+    Its mode is left to the umask, since node_exporter is another user. OSError: it cannot be written.
+    """
+    from prometheus_client import CollectorRegistry, write_to_textfile
+
+    registry = CollectorRegistry()
+    registry.register(collector)
+    write_to_textfile(str(path), registry)
+
+
+def _check_package() -> None:
+    """
+    Raises:
+        Unsupported: the extra `metrics` is not installed.
+    """
+    try:
+        import prometheus_client  # noqa: F401
+    except ImportError as error:
+        raise Unsupported(f"Metrics need a package: pip install 'runstate[metrics]' ({error})") from error
 
 
 class BookCollector:

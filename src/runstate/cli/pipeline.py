@@ -15,14 +15,13 @@ import typer
 from runstate.cli.interrupts import stop_on_signals
 from runstate.cli.options import AsJson, ModelName
 from runstate.cli.output import counted, words, write_json
-from runstate.cli.pipeline_lineage import Lineage, lineage_client, lineage_of
+from runstate.cli.pipeline_listeners import Lineage, Listeners, MetricsFile, open_listeners
 from runstate.cli.progress_display import Display, showing
 from runstate.cli.tables import write_table
 from runstate.errors import LogFailed, RunstateError, Unsupported
 from runstate.models.rundir import RUNDIR, RunDirectory
 from runstate.runtimes.orchestrator import Orchestrator
 from runstate.runtimes.orchestrator.pool import ProcessPool
-from runstate.runtimes.telemetry import Telemetry
 from runstate.store import open as open_store
 
 if TYPE_CHECKING:
@@ -72,6 +71,7 @@ def run(
     remote: Remote = None,
     conf: Conf = None,
     lineage: Lineage = None,
+    metrics_file: MetricsFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Ingest, replay, audit and report, as one run. What is finished and up to date is not done again."""
@@ -80,10 +80,10 @@ def run(
     from runstate.pipeline.stages import grouped, write_inputs
 
     settings, groups = spark_settings(master, remote, conf), grouped(urls, model)
-    client = lineage_client(lineage)
+    listeners = open_listeners(lineage, metrics_file)
     with alone_in(to):
         models = write_inputs(to, groups, {})
-        _go(to, models, model, set(force or []), settings, client, as_json)
+        _go(to, models, model, set(force or []), settings, listeners, as_json)
 
 
 @app.command("resume")
@@ -95,6 +95,7 @@ def resume(
     remote: Remote = None,
     conf: Conf = None,
     lineage: Lineage = None,
+    metrics_file: MetricsFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a pipeline that was interrupted, or bring a finished one up to date with its logs.
@@ -106,7 +107,7 @@ def resume(
     from runstate.pipeline.stages import read_inputs, write_inputs
 
     inputs, settings = read_inputs(to, model), spark_settings(master, remote, conf)
-    client = lineage_client(lineage)
+    listeners = open_listeners(lineage, metrics_file)
     groups = {name: each.urls for name, each in inputs.items()}
     with alone_in(to):
         try:
@@ -118,7 +119,7 @@ def resume(
                 f"{error}. Passwords are not stored in {to}: set PGPASSWORD, add the server to ~/.pgpass, or give the "
                 f"URLs again: runstate pipeline run URL --to {to}"
             ) from error
-        _go(to, models, model, set(force or []), settings, client, as_json)
+        _go(to, models, model, set(force or []), settings, listeners, as_json)
 
 
 @app.command("ingest")
@@ -246,7 +247,13 @@ def audit(
 
 
 def _go(
-    to: Path, models: list[str], given: str | None, forced: set[str], settings: Any, client: Any, as_json: bool
+    to: Path,
+    models: list[str],
+    given: str | None,
+    forced: set[str],
+    settings: Any,
+    listeners: Listeners,
+    as_json: bool,
 ) -> None:
     """Run the stages. `models` are names; `given` is the model that the caller named, which is not recorded."""
     from runstate.cli.pipeline_progress import PipelineProgress
@@ -270,14 +277,12 @@ def _go(
         stack.callback(pool.close)
         graph = stages.build(models, to)
         directory = to / "runs" / stages.run_id
-        listeners: list[Telemetry] = []
-        if client is not None:
-            listeners.append(lineage_of(client, to, store, stages.run_id))
-        for listener in listeners:
+        telemetry = listeners(to, store, stages.run_id)
+        for listener in telemetry:
             stack.callback(listener.close)
         orchestrator = Orchestrator(
             *(graph, store, pool, stages.run_id, directory),
-            telemetry=listeners,
+            telemetry=telemetry,
             progress=progress.update,
             place=stages.place,
         )
