@@ -32,14 +32,14 @@ def finished(second: int, status: str = "finished") -> RunEvent:
 def test_the_last_run_counts_and_earlier_commands_are_remembered(tmp_path: Path) -> None:
     path = tmp_path / "out.prom"
     metrics = StageMetrics(tmp_path, path, warn=pytest.fail)
-    metrics.recall([event("QUEUED", 0), event("STARTED", 1), finished(4)])
+    metrics.recall([event("QUEUED", 0), event("STARTED", 1), finished(2), event("STARTED", 3), finished(4)])
     metrics.emit(event("STARTED", 10))
     metrics.emit(finished(12, "failed"))
     found = samples(path)
     assert found["runstate_pipeline_stage_seconds", "replay", "engine"] == 2
     assert found["runstate_pipeline_stage_ok", "replay", "engine"] == 0
     assert found["runstate_pipeline_stage_success_timestamp_seconds", "replay", "engine"] == 1794735004.5
-    assert found["runstate_pipeline_stage_runs_total", "replay", "engine", "finished"] == 1
+    assert found["runstate_pipeline_stage_runs_total", "replay", "engine", "finished"] == 2
     assert found["runstate_pipeline_stage_runs_total", "replay", "engine", "failed"] == 1
 
 
