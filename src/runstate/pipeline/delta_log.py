@@ -74,6 +74,10 @@ class DeltaLog:
         with _readable(self.directory):
             return str(self._open().metadata().id)
 
+    def schema(self) -> pa.Schema:
+        with _readable(self.directory):
+            return pa.schema(self._open().schema().to_arrow())
+
     def notes(self) -> list[str]:
         """What our commits have noted, oldest first."""
         with _readable(self.directory):

@@ -28,6 +28,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from runstate.errors import shown_url
 from runstate.pipeline.failures import told_to_driver
 from runstate.pipeline.options import InvalidOption, names_in
 from runstate.pipeline.origins import model_of
@@ -39,6 +40,8 @@ from runstate.pipeline.views import Request, Task, schema_of, view_named
 
 shards_default = 16
 _streaming = frozenset({"events_per_batch"})
+_of_catalog = frozenset({"provider", "owner", "location", "is_managed_location", "external", "comment", "collation"})
+_kept_options = "runstate.options"
 _general = frozenset({"url", "view", "model", "shards", "shards_max", "path", "columns", "base", "marker"}) | _streaming
 
 
@@ -57,12 +60,20 @@ class RunstateSource(DataSource):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         # Spark's own map ignores case and cannot be pickled to where this one goes.
-        self._options = {name.lower(): value for name, value in dict(options).items()}
+        given = {name.lower(): value for name, value in dict(options).items()}
+        self._options = {name: value for name, value in given.items() if not _is_of_catalog(name)}
+        self._is_of_catalog = len(self._options) < len(given)
 
     def schema(self) -> StructType:
-        return from_arrow_schema(schema_of(self.request()))
+        found = from_arrow_schema(schema_of(self.request()))
+        if self._is_of_catalog:
+            # Spark keeps the schema of a table in its catalog, and hands it back to read it; its options it does not.
+            kept = {**self._options, "url": msgspec.json.encode([*map(shown_url, urls_of(self._url()))]).decode()}
+            found.fields[0].metadata = {_kept_options: {"base": os.getcwd(), **kept}}
+        return found
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        self._options = {**schema.fields[0].metadata.get(_kept_options, {}), **self._options}
         if alone := sorted(self._options.keys() & _streaming):
             raise InvalidOption(f"{alone[0]} is for spark.readStream; a query that ends reads all there is")
         return StreamsReader(self._narrowed(schema), self._count())
@@ -140,6 +151,11 @@ class RunstateSource(DataSource):
         if not text.isdecimal() or not 1 <= int(text) <= most:
             raise InvalidOption(f"{name} is a number from 1 to {most}, not {text[:40]!r}")
         return int(text)
+
+
+def _is_of_catalog(name: str) -> bool:
+    """Whether Spark's catalog added a property to those that `CREATE TABLE … OPTIONS` gave."""
+    return name in _of_catalog or name.startswith("option.")
 
 
 class StreamsReader(DataSourceReader):

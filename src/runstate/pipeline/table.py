@@ -235,6 +235,10 @@ class Table:
             self._bring(self.info.kind, [*commits, commit], note, is_rewrite="compacts" in commit.consumed)
             self._publish([*commits, commit])
 
+    def schema(self, kind: str) -> pa.Schema:
+        """The columns of a kind."""
+        return self._logs[kind].schema()
+
     def id(self) -> str:
         """What no other table has, also one that is made in its place later."""
         return self._main.id()
