@@ -49,15 +49,16 @@ print(json.dumps(found))
 """
 
 
-def hiding_python(directory: Path, at: Path) -> Path:
-    """A Python that sees an empty directory in the place of one that is there, with something in it."""
-    hide = f'mount -t tmpfs none {directory} && exec {sys.executable} "$@"'
+def hiding_python(directory: Path, at: Path, instead: Path | None = None) -> Path:
+    """A Python that sees another directory, or an empty one, in the place of one that is there."""
+    mount = f"mount -t tmpfs none {directory}" if instead is None else f"mount --bind {instead} {directory}"
+    hide = f'{mount} && exec {sys.executable} "$@"'
     at.write_text(f"#!/bin/sh\nexec unshare --mount --map-root-user sh -c '{hide}' sh \"$@\"\n")
     at.chmod(0o755)
     seen = subprocess.run(
         [at, "-c", f"import os; print(os.listdir({str(directory)!r}))"], capture_output=True, text=True
     )
-    if seen.stdout != "[]\n":
+    if seen.stdout == f"{os.listdir(directory)}\n" or seen.returncode:
         pytest.skip(f"a process cannot have a directory to itself here: {seen.stderr}")
     return at
 
@@ -136,3 +137,64 @@ def test_nothing_is_deleted_where_only_the_packs_are_on_a_disk_of_the_task(tmp_p
     assert told["details"]["host"] == socket.gethostname()
     with runstate.open(url, "engine", create=False) as store:
         assert [head.stream for head in store.log.heads()] == streams
+
+
+_sources = """
+import json, sys
+from pathlib import Path
+from runstate.errors import RunstateError
+from runstate.pipeline import audit
+from runstate.pipeline.archive import archive
+from runstate.pipeline.jobs import ingest, replay
+from runstate.pipeline.session import spark_session
+from runstate.retention import Archiving
+
+url, model, to, python = sys.argv[1:]
+to = Path(to)
+conf = {"spark.pyspark.python": python, "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+found = {}
+with spark_session(master="local[2]", conf=conf) as spark:
+    jobs = {
+        "archive": lambda: archive(spark, url, to / "old", Archiving(before="2100-01-01T00:00:00.000Z"), model=model),
+        "ingest": lambda: ingest(spark, url, to / "events", model=model),
+        "replay": lambda: replay(spark, url, to / "snapshots", model=model),
+        "audit": lambda: audit.summary(audit.audit(spark, url, model=model)),
+        "audit written": lambda: audit.write(audit.audit(spark, url, model=model), to / "findings"),
+    }
+    for name, job in jobs.items():
+        try:
+            job()
+            found[name] = "done"
+        except RunstateError as error:
+            found[name] = error.as_data()
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize(("scheme", "is_empty"), [("ndjson", True), ("ndjson", False), ("sqlite", False)])
+def test_no_job_works_on_fewer_streams_than_the_driver_sees(
+    tmp_path: Path, spark_home: str, scheme: str, is_empty: bool
+) -> None:
+    model = "rundir" if scheme == "ndjson" else "engine"
+    (whole := tmp_path / "whole").mkdir()
+    (fewer := tmp_path / "fewer").mkdir()
+    (to := tmp_path / "to").mkdir()
+    url = filled(scheme, model, whole, runs=6)
+    if not is_empty:
+        filled(scheme, model, fewer, runs=4)
+        (fewer / "worker").touch()
+    with runstate.open(url, model, create=False) as store:
+        streams = [head.stream for head in store.log.heads()]
+    hidden, instead = (whole, fewer) if scheme == "sqlite" else (whole / f"ndjson-{model}", fewer / f"ndjson-{model}")
+    python = hiding_python(hidden, tmp_path / "python", None if is_empty else instead)
+    found = done_by(_sources, url, model, to, python, spark_home=spark_home)
+    for name, told in found.items():
+        assert told != "done", name
+        assert told["code"] == "pipeline.failed", (name, told)
+        assert told["details"]["stage"] == name.split()[0]
+        assert told["details"]["cause"]["code"] == "pipeline.source_not_shared", (name, told)
+        assert told["details"]["cause"]["details"]["host"] == socket.gethostname()
+        assert "the same files on every machine" in told["message"]
+    with runstate.open(url, model, create=False) as store:
+        assert [head.stream for head in store.log.heads()] == streams
+    assert not (to / "findings").exists()

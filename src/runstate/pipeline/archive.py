@@ -27,9 +27,10 @@ from runstate.logs.log import Capability
 from runstate.logs.registry import open_log
 from runstate.models.registry import find_model
 from runstate.pipeline.archive_packs import SeenPack, confirm_packs, copies_in, kept_deletions, seen_packs
+from runstate.pipeline.census import check_seen, count_streams, counted
 from runstate.pipeline.events import plan_streams
 from runstate.pipeline.failures import readable
-from runstate.pipeline.jobs import read_view
+from runstate.pipeline.jobs import planned_view, seen_in
 from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.origins import model_of
 from runstate.pipeline.relative_urls import located
@@ -38,9 +39,9 @@ from runstate.pipeline.shared_storage import marked
 from runstate.pipeline.views import Request, Task, View
 from runstate.retention import Archiver, Archiving, RunOutcome, What, check_archivable, delete_copies, infos
 
-archive_schema = pa.schema([("counts", pa.string()), ("refused", pa.string()), ("packs", pa.string())])
-"""What a task hands back, as JSON: how often there was each outcome, the first refusals, and the packs that the driver
-is to confirm."""
+archive_schema = pa.schema([(name, pa.string()) for name in ("counts", "refused", "packs", "seen")])
+"""What a task hands back, as JSON: how often there was each outcome, the first refusals, the packs that the driver is
+to confirm, and the streams that it has seen."""
 
 _refused_max = 20
 """Refusals that are told one by one; the others are counted."""
@@ -88,15 +89,22 @@ def archive(
             options["marker"] = stack.enter_context(marked(directory.root / INFO))
         stack.enter_context(readable("archive"))
         told = _Told()
-        packs = told.take(read_view(spark, url, "archive", model=name, shards=shards, **options).collect())
+        packs = told.take(_collected(spark, url, name, shards, options))
         deletions = confirm_packs(directory, packs)
         if packs and not archiving.keep:
             options["deletions"] = stack.enter_context(kept_deletions(directory, deletions))
-            told.take(read_view(spark, url, "archive", model=name, shards=shards, **options).collect())
+            told.take(_collected(spark, url, name, shards, options))
     # What became of runs comes before those that were passed over.
     order = ("events", *get_args(What))
     counts = dict(sorted(told.counts.items(), key=lambda item: item[0] not in order))
     return Archived(counts, told.refused[:_refused_max])
+
+
+def _collected(spark: SparkSession, url: str, model: str, shards: int | None, options: dict[str, str]) -> list[Any]:
+    """A row for each task, which has seen what the driver sees."""
+    rows = planned_view(spark, url, "archive", model=model, shards=shards, **options).collect()
+    check_seen("archive", [url], seen_in(rows))
+    return rows
 
 
 class _Told:
@@ -131,6 +139,7 @@ def _rows(task: Task) -> Iterator[pa.RecordBatch]:
                 counts["events"] += outcome.events
 
     with open_log(located(url), create=False) as log:
+        count_streams(task.shard, sum(1 for _ in log.heads(after=task.shard.after, until=task.shard.until)))
         if (path := options.get("deletions")) is not None:
             written, held = copies_in(directory, path, task.shard)
             count(delete_copies(log, directory, written, "archived", discard_files=archiving.discard_files))
@@ -141,7 +150,7 @@ def _rows(task: Task) -> Iterator[pa.RecordBatch]:
             count(archiver.run(streams) if archiving.keep or archiving.dry_run else archiver.copy(streams))
             counts.update(archiver.passed_over)
             packs += seen_packs(directory, archiver.written, archiver.held)
-    told = [msgspec.json.encode(value).decode() for value in (dict(counts), refused, packs)]
+    told = [msgspec.json.encode(value).decode() for value in (dict(counts), refused, packs, counted())]
     for batch in pack(archive_schema, [told]):
         yield batch.select(task.schema.names)
 

@@ -20,22 +20,18 @@ import msgspec
 
 from runstate.models.canonical import undecodable
 from runstate.models.model import AnyModel
-from runstate.pipeline.plain_files import (
+from runstate.pipeline.file_lines import (
     FileChanged,
     LineNumbers,
     Part,
-    Plan,
     Stretch,
-    bad_line,
-    body_of,
-    find_files,
     fingerprint,
     opened,
     read_lines,
-    row_of,
     tail_bytes,
     whole,
 )
+from runstate.pipeline.plain_files import Plan, bad_line, body_of, find_files, row_of
 from runstate.pipeline.sorted_files import TableDamaged
 from runstate.pipeline.table import Table
 from runstate.storage.disk import write_private

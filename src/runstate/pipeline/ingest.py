@@ -20,6 +20,7 @@ import pyarrow as pa
 from runstate.errors import LogDamaged, shown_url
 from runstate.logs.log import Record
 from runstate.models.model import AnyModel
+from runstate.pipeline.census import counted
 from runstate.pipeline.event_table import event_table_schema, head_schema, open_event_table, quarantine_schema
 from runstate.pipeline.events import plan_streams
 from runstate.pipeline.origins import Origins, StreamReader
@@ -29,8 +30,8 @@ from runstate.pipeline.sorted_files import FileEntry, SortedWriter
 from runstate.pipeline.table import Table
 from runstate.pipeline.views import Task, View
 
-written_schema = pa.schema([("files", pa.string()), ("counts", pa.string())])
-"""What a task that writes files hands back: what they are, as JSON, and what it has counted."""
+written_schema = pa.schema([("files", pa.string()), ("counts", pa.string()), ("seen", pa.string())])
+"""What a task that writes files hands back, as JSON: what they are, its counts, and how many streams it has seen."""
 
 _batch = 4096
 T = TypeVar("T")
@@ -234,7 +235,7 @@ def _refuse(reader: StreamReader, files: NewFiles, code: str, reason: str, seq: 
 
 def written(files: list[FileEntry], counts: dict[str, int]) -> Iterator[pa.RecordBatch]:
     """What a task hands back."""
-    yield one_row(written_schema, (msgspec.json.encode(files).decode(), msgspec.json.encode(counts).decode()))
+    yield one_row(written_schema, [msgspec.json.encode(value).decode() for value in (files, counts, counted())])
 
 
 view = View(lambda request: written_schema, _rows, plan_streams, frozenset({"to"}))

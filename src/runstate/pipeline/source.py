@@ -28,9 +28,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from runstate.logs.log import now
+from runstate.pipeline.census import Planned, check_any, counting
 from runstate.pipeline.failures import told_to_driver
 from runstate.pipeline.options import InvalidOption, names_in
-from runstate.pipeline.origins import model_of
+from runstate.pipeline.origins import check_there, model_of
 from runstate.pipeline.relative_urls import located, relative_to
 from runstate.pipeline.selection import Selection, read_selection
 from runstate.pipeline.shards import Shard, events_min
@@ -39,7 +41,7 @@ from runstate.pipeline.views import Request, Task, schema_of, view_named
 
 shards_default = 16
 _streaming = frozenset({"events_per_batch"})
-_general = frozenset({"url", "view", "model", "shards", "shards_max", "path", "columns", "base", "marker"}) | _streaming
+_general = _streaming | {"url", "view", "model", "shards", "shards_max", "path", "columns", "base", "marker", "planned"}
 
 
 def register(spark: SparkSession) -> None:
@@ -65,7 +67,7 @@ class RunstateSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         if alone := sorted(self._options.keys() & _streaming):
             raise InvalidOption(f"{alone[0]} is for spark.readStream; a query that ends reads all there is")
-        return StreamsReader(self._narrowed(schema), self._count())
+        return StreamsReader(self._narrowed(schema), self._count(), self._options.get("planned"))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         from runstate.pipeline.live import FeedReader, events_per_batch_default
@@ -126,6 +128,17 @@ class RunstateSource(DataSource):
             marker=self._options.get("marker", ""),
         )
 
+    def planned(self) -> str:
+        """The shards, as this process sees the logs: a value for the option `planned`.
+
+        Raises:
+            RunstateError: a log cannot be planned.
+        """
+        request, at = self.request(), now()
+        with relative_to(request.base):
+            shards = view_named(request.view).plan(request, self._count())
+        return msgspec.json.encode(Planned(at, shards)).decode()
+
     def _url(self) -> str:
         url = self._options.get("url") or self._options.get("path")
         if not url:
@@ -143,10 +156,11 @@ class RunstateSource(DataSource):
 
 
 class StreamsReader(DataSourceReader):
-    """Reads one view, a task for each shard."""
+    """Reads one view, a task for each shard. `planned` is the driver's own plan, where it has made one."""
 
-    def __init__(self, request: Request, count: int) -> None:
+    def __init__(self, request: Request, count: int, planned: str | None = None) -> None:
         self._request, self._count = request, count
+        self._planned = None if planned is None else msgspec.json.decode(planned, type=Planned)
 
     @contextmanager
     def _working(self) -> Iterator[None]:
@@ -157,7 +171,11 @@ class StreamsReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         with told_to_driver(), self._working():
-            shards = view_named(self._request.view).plan(self._request, self._count)
+            if self._planned is not None:
+                shards = self._planned.shards
+                check_there(self._request.urls)
+            else:
+                shards = view_named(self._request.view).plan(self._request, self._count)
         return [InputPartition(shard) for shard in shards]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -166,9 +184,12 @@ class StreamsReader(DataSourceReader):
             view, columns = view_named(self._request.view), list(self._request.columns)
             # A worker has more objects from its imports than a task ever holds: the collector need not go over them.
             gc.freeze()
-            with told_to_driver(), self._working():
+            planned_at = "" if self._planned is None else self._planned.at
+            with told_to_driver(), self._working(), counting(shard, planned_at) as census:
                 for batch in view.rows(Task(self._request, shard)):
                     yield batch.select(columns) if columns and not view.narrows else batch
+                if self._planned is None:
+                    check_any(self._request.urls, census)
 
 
 def urls_of(text: str) -> tuple[str, ...]:
