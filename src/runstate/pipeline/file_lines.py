@@ -6,6 +6,7 @@ A file is known again by its last bytes. What was planned of it may be read by a
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
@@ -15,6 +16,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from runstate.errors import LogFailed, RunstateError
+from runstate.pipeline.packed_files import damaged, is_packed, unpacked
 
 content_bytes_max = 1 << 16
 """What is kept of a line that is no event."""
@@ -31,7 +33,10 @@ class FileChanged(RunstateError):
 
 
 class Part(msgspec.Struct, frozen=True, gc=False):
-    """What is to be read of a file: the lines that begin at `start` or later, up to the byte `end`."""
+    """What is to be read of a file: the lines that begin at `start` or later, up to the byte `end`.
+
+    Of a compressed file these are places in the compressed bytes, and all of it is read.
+    """
 
     file: str
     start: int
@@ -50,7 +55,8 @@ class Stretch(msgspec.Struct, frozen=True, gc=False):
 
 @contextmanager
 def opened(file: str) -> Iterator[BinaryIO]:
-    """
+    """The bytes of a file as they are.
+
     Raises:
         LogFailed: the file cannot be opened or read.
     """
@@ -61,10 +67,31 @@ def opened(file: str) -> Iterator[BinaryIO]:
         raise LogFailed(f"{file} cannot be read: {error.strerror}", path=file) from error
 
 
+@contextmanager
+def opened_lines(file: str) -> Iterator[BinaryIO]:
+    """The lines of a file, to be sought in: what it unpacks to, if it is compressed.
+
+    Raises:
+        LogFailed, FileDamaged: the file cannot be opened, read or unpacked.
+    """
+    if is_packed(file):
+        yield unpacked(file)
+    else:
+        with opened(file) as found:
+            yield found
+
+
 def whole(file: str) -> Part:
-    """All that is in a file now."""
+    """All that is in a file now.
+
+    Raises:
+        LogFailed: it cannot be read.
+        FileDamaged: it is compressed, and has no bytes at all.
+    """
     with opened(file) as found:
         end = os.fstat(found.fileno()).st_size
+        if not end and is_packed(file):
+            raise damaged(file, 1, "the file is empty")
         return Part(file, 0, end, fingerprint(found, end))
 
 
@@ -87,17 +114,25 @@ class Line(NamedTuple):
 def read_lines(file: BinaryIO, stretch: Stretch, bytes_max: int) -> Iterator[Line]:
     """The lines that begin in a stretch. Of one longer than `bytes_max`, no more than its beginning is ever held.
 
+    The stretch of a compressed file is all of it, and `file` what it unpacks to.
+
     Raises:
         FileChanged: the file ends before the part does.
+        Unpackable: it is compressed, and cannot be unpacked to its end.
     """
-    end = stretch.part.end
-    begins = _first_line(file, stretch)
-    if begins is None:
-        return
-    file.seek(begins)
+    if is_whole := is_packed(stretch.part.file):
+        begins, stop, end = 0, sys.maxsize, sys.maxsize
+    else:
+        if (first := _first_line(file, stretch)) is None:
+            return
+        begins, stop, end = first, stretch.stop, stretch.part.end
+        file.seek(begins)
     held, size, position = bytearray(), 0, begins
-    while begins < stretch.stop and position < end:
-        chunk = _read(file, min(_chunk_bytes, end - position), stretch.part)
+    while begins < stop and position < end:
+        size_wanted = min(_chunk_bytes, end - position)
+        chunk = file.read(size_wanted) if is_whole else _read(file, size_wanted, stretch.part)
+        if not chunk:
+            break
         position += len(chunk)
         *ended, rest = chunk.split(b"\n")
         for piece in ended:
@@ -108,13 +143,13 @@ def read_lines(file: BinaryIO, stretch: Stretch, bytes_max: int) -> Iterator[Lin
             if held:
                 held.clear()
             size = 0
-            if begins >= stretch.stop:
+            if begins >= stop:
                 return
         size += len(rest)
         held += rest
         if size > bytes_max:
             del held[content_bytes_max:]
-    if begins < min(stretch.stop, end):
+    if begins < min(stop, position):
         yield Line(begins, size, bytes(held), False)
 
 
@@ -159,7 +194,7 @@ class LineNumbers:
         """The number, from 1, of the line that begins at an offset."""
         counted = self._newlines.setdefault(file, [0])
         steps, rest = divmod(offset, _step_bytes)
-        with opened(file) as source:
+        with opened_lines(file) as source:
             source.seek((len(counted) - 1) * _step_bytes)
             while len(counted) <= steps:
                 counted.append(counted[-1] + source.read(_step_bytes).count(b"\n"))

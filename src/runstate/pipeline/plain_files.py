@@ -1,11 +1,12 @@
 """The view `lines`: plain files of events, one a line. Every line is checked, and every line is a row.
 
-`files:PATH` is a file, a directory (every *.ndjson and *.jsonl below it), or a glob. A line is as a producer writes it
-or as a log has stored it. Only a newline ends a line; a carriage return before it belongs to the ending, and a byte
-order mark at the very beginning belongs to the file. A row has the event's envelope and its line, or a code and a
-reason, the number of the line, and the beginning of its bytes.
+`files:PATH` is a file, a directory (every *.ndjson and *.jsonl below it, also with .gz or .zst behind), or a glob. A
+line is as a producer writes it or as a log has stored it. Only a newline ends a line; a carriage return before it
+belongs to the ending, and a byte order mark at the very beginning belongs to the file. A row has the event's envelope
+and its line, or a code and a reason, the number of the line, and the beginning of its bytes.
 
 A task reads stretches of files, cut by their sizes alone: a line is read by the task in whose stretch it begins.
+A compressed file is read by one task. Its offsets are those of what it unpacks to.
 Executors see the files under the same paths as the driver.
 """
 
@@ -37,6 +38,7 @@ from runstate.pipeline.file_lines import (
     whole,
 )
 from runstate.pipeline.options import InvalidOption
+from runstate.pipeline.packed_files import Unpackable, damaged, is_packed, packed_suffixes, unpacking
 from runstate.pipeline.relative_urls import located
 from runstate.pipeline.rows import event_schema, pack
 from runstate.pipeline.shards import Shard
@@ -47,7 +49,7 @@ scheme = "files:"
 no_stream = "/"
 """Stands for the stream of a quarantined line that names none. No stream's id has a slash, and none is empty either;
 but the empty one comes before every shard."""
-suffixes = (".ndjson", ".jsonl")
+suffixes = tuple(name + packed for name in (".ndjson", ".jsonl") for packed in ("", *packed_suffixes))
 _byte_order_mark = b"\xef\xbb\xbf"
 _stretch_bytes_max = 64 << 20
 _stretch_bytes_min = 4 << 20
@@ -121,11 +123,12 @@ def cut_parts(parts: Sequence[Part], count: int, bounds: Sequence[str] = ()) -> 
     for part in parts:
         start = part.start
         while start < part.end:
-            stop = min(part.end, start + room)
+            # Nobody can begin in the middle of a compressed file.
+            stop = part.end if is_packed(part.file) else min(part.end, start + room)
             gathered.append(Stretch(part, start, stop))
             room -= stop - start
             start = stop
-            if not room:
+            if room <= 0:
                 shards.append(FileShard(stretches=tuple(gathered), bounds=tuple(bounds)))
                 gathered, room = [], size
     if gathered:
@@ -207,7 +210,7 @@ _offset_at = line_schema.get_field_index("offset")
 _code_at = line_schema.get_field_index("code")
 
 
-def _numbered(rows: Iterable[Row], file: str) -> Iterator[Row]:
+def _numbered(rows: Iterable[Row], file: str, is_first: bool) -> Iterator[Row]:
     """Rows of one stretch. What is before it is counted only if a line needs its number."""
     known: tuple[int, int] | None = None
     for index, row in enumerate(rows):
@@ -215,15 +218,22 @@ def _numbered(rows: Iterable[Row], file: str) -> Iterator[Row]:
             yield row
             continue
         if known is None:
-            known = index, LineNumbers().of(file, row[_offset_at])
+            known = index, index + 1 if is_first else LineNumbers().of(file, row[_offset_at])
         yield (*row[:_number_at], known[1] + index - known[0], *row[_number_at + 1 :])
 
 
 def _stretch_rows(stretch: Stretch, model: AnyModel, bytes_max: int) -> Iterator[Row]:
     part = stretch.part
+    count = 0
+    try:
+        with unpacking(part.file) if is_packed(part.file) else opened(part.file) as file:
+            lines = read_lines(file, stretch, bytes_max)
+            rows = (row_of(line, part.file, model, bytes_max) for line in lines)
+            for count, row in enumerate(_numbered(rows, part.file, stretch.start == 0), 1):  # noqa: B007 - told below
+                yield row
+    except Unpackable as error:
+        raise damaged(part.file, count + 1, error) from error
     with opened(part.file) as file:
-        lines = read_lines(file, stretch, bytes_max)
-        yield from _numbered((row_of(line, part.file, model, bytes_max) for line in lines), part.file)
         if fingerprint(file, part.end) != part.tail:
             raise changed(part, "was changed while it was read")
 
