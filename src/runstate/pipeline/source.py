@@ -76,7 +76,9 @@ class RunstateSource(DataSource):
         if request.view != "events" or request.options or request.selection != Selection():
             raise InvalidOption("A stream gives the view 'events' as it is; every other one reads a whole log")
         events = self._number("events_per_batch", events_per_batch_default, 1_000_000_000)
-        return FeedReader(request.urls, schema_of(request), events_per_batch=events, tasks=self._count())
+        return FeedReader(
+            request.urls, schema_of(request), events_per_batch=events, tasks=self._count(), base=request.base
+        )
 
     def _narrowed(self, schema: StructType) -> Request:
         """What is asked for, with the columns that are wanted alone."""
