@@ -61,20 +61,21 @@ def cut_counted(weights: Iterable[tuple[str, int, int]], count: int, weight_min:
     for last, weight, stands_for in weights:
         total += max(1, weight)
         streams += stands_for
-        if bounds and bounds[-1][1] == last:
-            # The same stream of another log: a shard that ends with it has both.
-            bounds[-1] = (bounds[-1][0], last, streams)
-        elif not bounds or total - bounds[-1][0] >= step:
+        if not bounds or total - bounds[-1][0] >= step:
             bounds.append((total, last, streams))
         if len(bounds) > 2 * _finer * count:
             # As far apart as those that stay, or what comes later would be cut finer than what has been.
             bounds, step = bounds[1::2], total // (_finer * count)
+        if bounds[-1][1] == last:
+            # The same stream of another log: a shard that ends with it has both.
+            bounds[-1] = (bounds[-1][0], last, streams)
     if not bounds:
         return []
     count = min(count, total // weight_min + 1)
     places = {min(bisect_left(bounds, (total * n / count, "", 0)), len(bounds) - 1) for n in range(1, count)}
-    ends = [(stream, below) for _, stream, below in (bounds[place] for place in sorted(places)) if stream != last]
+    up_to = {stream: below for _, stream, below in bounds}  # Of bounds with the same stream, the last has all of it.
+    ends = [(stream, up_to[stream]) for stream in sorted({bounds[place][1] for place in places} - {last})]
     return [
-        Shard(after, until, streams=up_to - below)
-        for (after, below), (until, up_to) in zip([("", 0), *ends], [*ends, (None, streams)], strict=True)
+        Shard(after, until, streams=through - below)
+        for (after, below), (until, through) in zip([("", 0), *ends], [*ends, (None, streams)], strict=True)
     ]
