@@ -65,7 +65,9 @@ def cut_counted(weights: Iterable[tuple[str, int, int]], count: int, weight_min:
             bounds.append((total, last, streams))
         if len(bounds) > 2 * _finer * count:
             # As far apart as those that stay, or what comes later would be cut finer than what has been.
-            bounds, step = bounds[1::2], total // (_finer * count)
+            through = _through(bounds)
+            bounds = [(weight_sum, stream, through[stream]) for weight_sum, stream, _ in bounds[1::2]]
+            step = total // (_finer * count)
         if bounds[-1][1] == last:
             # The same stream of another log: a shard that ends with it has both.
             bounds[-1] = (bounds[-1][0], last, streams)
@@ -73,9 +75,14 @@ def cut_counted(weights: Iterable[tuple[str, int, int]], count: int, weight_min:
         return []
     count = min(count, total // weight_min + 1)
     places = {min(bisect_left(bounds, (total * n / count, "", 0)), len(bounds) - 1) for n in range(1, count)}
-    up_to = {stream: below for _, stream, below in bounds}  # Of bounds with the same stream, the last has all of it.
-    ends = [(stream, up_to[stream]) for stream in sorted({bounds[place][1] for place in places} - {last})]
+    through = _through(bounds)
+    ends = [(stream, through[stream]) for stream in sorted({bounds[place][1] for place in places} - {last})]
     return [
-        Shard(after, until, streams=through - below)
-        for (after, below), (until, through) in zip([("", 0), *ends], [*ends, (None, streams)], strict=True)
+        Shard(after, until, streams=up_to - below)
+        for (after, below), (until, up_to) in zip([("", 0), *ends], [*ends, (None, streams)], strict=True)
     ]
+
+
+def _through(bounds: list[tuple[int, str, int]]) -> dict[str, int]:
+    """How many streams there are up to each bound. Of bounds with the same stream, the last has all of its copies."""
+    return {stream: streams for _, stream, streams in bounds}
