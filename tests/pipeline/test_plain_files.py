@@ -22,10 +22,11 @@ from runstate.models.registry import find_model
 from runstate.pipeline.event_table import open_event_table
 from runstate.pipeline.failures import PipelineFailed, readable
 from runstate.pipeline.file_events import assembled
+from runstate.pipeline.file_lines import FileChanged, content_bytes_max
 from runstate.pipeline.file_progress import keep_plan, new_parts
 from runstate.pipeline.jobs import Written, ingest, read_view, write_table
 from runstate.pipeline.options import InvalidOption
-from runstate.pipeline.plain_files import FileChanged, Plan, content_bytes_max
+from runstate.pipeline.plain_files import Plan
 from runstate.pipeline.quarantine import quarantined as all_quarantined
 from runstate.pipeline.quarantine import reasons
 from runstate.pipeline.shards import Shard

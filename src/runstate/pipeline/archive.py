@@ -1,5 +1,8 @@
 """Retention of a whole fleet: each task archives a shard of whole streams, with the very code that one process uses.
 
+It has two steps. Tasks copy runs to packs, which the driver then confirms; only after that, tasks delete the runs from
+the log. If the job is killed in between, the next one finds the packs, and goes on.
+
 Every attempt at a task writes packs of its own. If one is killed, what it has committed counts, and the next attempt
 goes on behind it; if two are at work at once, a run may be in two packs with the same events, which is one run to every
 reader, and is deleted from the log once.
@@ -8,9 +11,10 @@ reader, and is deleted from the log once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, get_args
 
 import msgspec
 import pyarrow as pa
@@ -22,19 +26,22 @@ from runstate.logs.archive.packs import INFO
 from runstate.logs.log import Capability
 from runstate.logs.registry import open_log
 from runstate.models.registry import find_model
+from runstate.pipeline.archive_packs import SeenPack, confirm_packs, copies_in, kept_deletions, seen_packs
+from runstate.pipeline.census import check_seen, count_streams, counted
 from runstate.pipeline.events import plan_streams
 from runstate.pipeline.failures import readable
-from runstate.pipeline.jobs import read_view
+from runstate.pipeline.jobs import planned_view, seen_in
 from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.origins import model_of
 from runstate.pipeline.relative_urls import located
 from runstate.pipeline.rows import pack
 from runstate.pipeline.shared_storage import marked
 from runstate.pipeline.views import Request, Task, View
-from runstate.retention import Archiver, Archiving, RunOutcome, check_archivable, infos
+from runstate.retention import Archiver, Archiving, RunOutcome, What, check_archivable, delete_copies, infos
 
-archive_schema = pa.schema([("counts", pa.string()), ("refused", pa.string())])
-"""What a task hands back, as JSON: how often there was each outcome, and the first refusals."""
+archive_schema = pa.schema([(name, pa.string()) for name in ("counts", "refused", "packs", "seen")])
+"""What a task hands back, as JSON: how often there was each outcome, the first refusals, the packs that the driver is
+to confirm, and the streams that it has seen."""
 
 _refused_max = 20
 """Refusals that are told one by one; the others are counted."""
@@ -62,7 +69,8 @@ def archive(
     Interrupted, simply run it again.
 
     Raises:
-        PipelineFailed: a task failed; what it had archived is archived, everything else is still in the log.
+        PipelineFailed: a task failed; what was deleted from the log is in the archive.
+        StorageNotShared: the driver does not see what a task has archived; nothing was deleted.
         LogBusy: another job archives to that directory.
         NotALog, LogFailed, Unsupported: the target is something else or cannot be written, or the log cannot delete.
     """
@@ -80,12 +88,38 @@ def archive(
             stack.enter_context(directory.alone())
             options["marker"] = stack.enter_context(marked(directory.root / INFO))
         stack.enter_context(readable("archive"))
-        counts, refused = Counter[str](), list[RunOutcome]()
-        # A row per task, of counts: never runs.
-        for row in read_view(spark, url, "archive", model=name, shards=shards, **options).collect():
-            counts.update(msgspec.json.decode(row["counts"], type=dict[str, int]))
-            refused += msgspec.json.decode(row["refused"], type=list[RunOutcome])
-    return Archived(dict(counts), refused[:_refused_max])
+        told = _Told()
+        packs = told.take(_collected(spark, url, name, shards, options))
+        deletions = confirm_packs(directory, packs)
+        if packs and not archiving.keep:
+            options["deletions"] = stack.enter_context(kept_deletions(directory, deletions))
+            told.take(_collected(spark, url, name, shards, options))
+    # What became of runs comes before those that were passed over.
+    order = ("events", *get_args(What))
+    counts = dict(sorted(told.counts.items(), key=lambda item: item[0] not in order))
+    return Archived(counts, told.refused[:_refused_max])
+
+
+def _collected(spark: SparkSession, url: str, model: str, shards: int | None, options: dict[str, str]) -> list[Any]:
+    """A row for each task, which has seen what the driver sees."""
+    rows = planned_view(spark, url, "archive", model=model, shards=shards, **options).collect()
+    check_seen("archive", [url], seen_in(rows))
+    return rows
+
+
+class _Told:
+    """What tasks have handed back: a row for each, of counts, and of packs instead of runs."""
+
+    def __init__(self) -> None:
+        self.counts, self.refused = Counter[str](), list[RunOutcome]()
+
+    def take(self, rows: list[Any]) -> list[SeenPack]:
+        packs: list[SeenPack] = []
+        for row in rows:
+            self.counts.update(msgspec.json.decode(row["counts"], type=dict[str, int]))
+            self.refused += msgspec.json.decode(row["refused"], type=list[RunOutcome])
+            packs += msgspec.json.decode(row["packs"], type=list[SeenPack])
+        return packs
 
 
 def _rows(task: Task) -> Iterator[pa.RecordBatch]:
@@ -93,17 +127,30 @@ def _rows(task: Task) -> Iterator[pa.RecordBatch]:
     if not options.keys() >= {"to", "archiving"}:
         raise InvalidOption("Archive with runstate.pipeline.archive.archive, or with runstate pipeline archive")
     archiving = msgspec.json.decode(options["archiving"], type=Archiving)
-    counts, refused = Counter[str](events=0), list[RunOutcome]()
-    with open_log(located(url), create=False) as log:
-        archiver = Archiver(log, task.model, ArchiveDirectory(Path(options["to"])), archiving)
-        for outcome in archiver.run(infos(log, task.shard.after, task.shard.until)):
+    directory = ArchiveDirectory(Path(options["to"]))
+    counts, refused, packs = Counter[str](events=0), list[RunOutcome](), list[SeenPack]()
+
+    def count(outcomes: Iterable[RunOutcome]) -> None:
+        for outcome in outcomes:
             counts[outcome.outcome] += 1
             if outcome.outcome == "refused":
-                refused += [outcome] if len(refused) < _refused_max else []
+                refused.extend([outcome] if len(refused) < _refused_max else [])
             else:
                 counts["events"] += outcome.events
-        counts.update(archiver.passed_over)
-    told = [msgspec.json.encode(value).decode() for value in (dict(counts), refused)]
+
+    with open_log(located(url), create=False) as log:
+        count_streams(task.shard, sum(1 for _ in log.heads(after=task.shard.after, until=task.shard.until)))
+        if (path := options.get("deletions")) is not None:
+            written, held = copies_in(directory, path, task.shard)
+            count(delete_copies(log, directory, written, "archived", discard_files=archiving.discard_files))
+            count(delete_copies(log, directory, held, "deleted", discard_files=archiving.discard_files))
+        else:
+            archiver = Archiver(log, task.model, directory, archiving)
+            streams = infos(log, task.shard.after, task.shard.until)
+            count(archiver.run(streams) if archiving.keep or archiving.dry_run else archiver.copy(streams))
+            counts.update(archiver.passed_over)
+            packs += seen_packs(directory, archiver.written, archiver.held)
+    told = [msgspec.json.encode(value).decode() for value in (dict(counts), refused, packs, counted())]
     for batch in pack(archive_schema, [told]):
         yield batch.select(task.schema.names)
 
@@ -112,4 +159,4 @@ def _schema(request: Request) -> pa.Schema:
     return archive_schema
 
 
-view = View(_schema, _rows, plan_streams, frozenset({"to", "archiving"}))
+view = View(_schema, _rows, plan_streams, frozenset({"to", "archiving", "deletions"}))

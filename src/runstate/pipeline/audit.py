@@ -28,14 +28,15 @@ from runstate.errors import InvalidUrl, LogDamaged, LogFailed, LogNotFound, LogT
 from runstate.logs.log import Finding, now
 from runstate.models.model import AnyModel
 from runstate.models.registry import resolve_model
+from runstate.pipeline.audit_coverage import check_all_seen, remember, unseen, unseen_texts
 from runstate.pipeline.audit_walk import KeptSnapshots, Source, side_by_side
 from runstate.pipeline.checks import Audited, Bounds, Kept, audit_stream, conflicts, parse_time
 from runstate.pipeline.failures import readable
-from runstate.pipeline.jobs import read_view
+from runstate.pipeline.jobs import planned_view
 from runstate.pipeline.options import InvalidOption
-from runstate.pipeline.origins import StreamReader, open_origin
+from runstate.pipeline.origins import StreamReader, counted_weights, open_origin
 from runstate.pipeline.rows import pack
-from runstate.pipeline.shards import Shard, cut
+from runstate.pipeline.shards import Shard, cut_counted
 from runstate.pipeline.shared_storage import checked, marked
 from runstate.pipeline.snapshot_table import open_snapshot_table
 from runstate.pipeline.told import Told
@@ -77,16 +78,15 @@ def _plan(request: Request, count: int) -> list[Shard]:
     """Shards over all that can be listed; at least one, which tells of what cannot."""
     if directory := request.options.get("snapshots"):
         resolve_model(open_snapshot_table(Path(directory)).info.model, request.model, directory)
-    return cut(merge(*(_weights(url) for url in dict.fromkeys(request.urls))), count, request.shard_weight_min) or [
-        Shard()
-    ]
+    weights = merge(*(_weights(url) for url in dict.fromkeys(request.urls)))
+    return cut_counted(weights, count, request.shard_weight_min) or [Shard()]
 
 
-def _weights(url: str) -> Iterator[tuple[str, int]]:
+def _weights(url: str) -> Iterator[tuple[str, int, int]]:
     try:
         origin = open_origin(url)
         try:
-            yield from origin.weights()
+            yield from counted_weights(origin)
         finally:
             origin.close()
     except _asked_wrongly:
@@ -127,8 +127,9 @@ def _audited(task: Task) -> Iterator[Row]:
         if not task.shard.after:  # One task for all: it is no matter of a range of streams.
             yield from (_row(source.url, finding) for finding in source.rest())
     counts = {"streams": streams, "events": events, "empty": empty}
-    details = msgspec.json.encode({**counts, "after": task.shard.after, "until": task.shard.until})
-    yield None, None, None, "info", COVERED, f"{streams} streams, {events} events", details.decode()
+    details = {**counts, "after": task.shard.after, "until": task.shard.until, **unseen(task.request.urls)}
+    told_counts = f"{streams} streams, {events} events"
+    yield None, None, None, "info", COVERED, told_counts, msgspec.json.encode(details).decode()
 
 
 _snapshot_codes = ("snapshot.digest_mismatch", "snapshot.beyond_end")
@@ -261,8 +262,9 @@ def audit(
         options["snapshots"] = str(snapshots.absolute())
     _bounds(options)
     named = [urls] if isinstance(urls, str) else list(dict.fromkeys(urls))
+    remember(named)
     with readable("audit"):
-        return read_view(spark, named, "findings", model=model, shards=shards, **options)
+        return planned_view(spark, named, "findings", model=model, shards=shards, **options)
 
 
 class CodeCount(msgspec.Struct, frozen=True):
@@ -292,7 +294,7 @@ def summary(frame: DataFrame) -> AuditResult:
     """What the findings come to. They are counted where they are: there may be millions.
 
     Raises:
-        PipelineFailed: they cannot be read.
+        PipelineFailed: they cannot be read, or a task has not seen streams that the driver sees.
     """
 
     def number(name: str) -> Column:
@@ -304,12 +306,14 @@ def summary(frame: DataFrame) -> AuditResult:
     example = F.struct(more.isNotNull().alias("many"), "url", "stream", "seq", "message", "details")
     sums = [F.sum(number(name)).alias(name) for name in ("streams", "events")]
     counts = frame.groupBy("severity", "code").agg(
-        F.sum(F.coalesce(more, F.lit(1))).alias("count"), F.min(example).alias("example"), *sums
+        F.sum(F.coalesce(more, F.lit(1))).alias("count"), F.min(example).alias("example"), *sums, unseen_texts()
     )
     with readable("audit"):
         # Damage comes first by the alphabet, so that no limit can hide it.
         rows = counts.orderBy("severity", "code").limit(_codes_max).collect()
     covered = next((row for row in rows if row["code"] == COVERED), None)
+    if covered is not None:
+        check_all_seen(covered["unseen"])
     found = [
         CodeCount(row["severity"], row["code"], row["count"], _example(row["example"]))
         for row in rows
@@ -365,7 +369,7 @@ def write(frame: DataFrame, to: Path) -> DataFrame:
     Raises:
         NotALog: something else is there already.
         LogFull, LogFailed: findings are there already, or it cannot be written.
-        PipelineFailed: a task failed; nothing is there.
+        PipelineFailed: a task failed, or has not seen streams that the driver sees; nothing is there.
     """
     to = to.absolute()
     check_findings_target(to)
@@ -375,6 +379,8 @@ def write(frame: DataFrame, to: Path) -> DataFrame:
         make_directories(RealDisk(), temporary)
         with readable("audit"), marked(rows) as marker:
             checked(frame, marker).write.parquet(f"file://{rows}")
+            written = frame.sparkSession.read.parquet(f"file://{rows}").where(F.col("code") == COVERED)
+            check_all_seen(written.agg(unseen_texts()).collect()[0]["unseen"])
         # Executors write with a mode of their own. Nobody else can look into the directory until it is right.
         for path in rows.iterdir():
             with open(path, "rb+") as file:

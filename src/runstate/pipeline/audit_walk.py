@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from runstate.errors import RunstateError, shown_url
+from runstate.errors import LogNotFound, NotALog, RunstateError, shown_url
 from runstate.logs.log import Finding
 from runstate.models.model import AnyModel, ColumnFold
+from runstate.pipeline.census import excuse
 from runstate.pipeline.checks import Kept
 from runstate.pipeline.event_table import TableOrigin
 from runstate.pipeline.origins import Origin, StreamReader, open_origin
@@ -124,6 +125,8 @@ class Source:
         return [entry for entry in files if entry.name not in self._lost]
 
     def _cut_short(self, error: Exception) -> None:
+        if not isinstance(error, LogNotFound | NotALog):  # What the driver has found may be on another disk.
+            excuse()
         after, until = self._shard.after, self._shard.until
         streams = f"after {after!r}" + ("" if until is None else f" up to {until!r}") if after or until else "in all"
         code = error.code if isinstance(error, RunstateError) else type(error).__name__

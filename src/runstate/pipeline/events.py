@@ -37,7 +37,10 @@ def plan_streams(request: Request, count: int) -> list[Shard]:
     """Shards over all streams, or those that are selected."""
     with Origins(request.urls) as origins:
         only = request.selection.streams
-        shards = origins.shards(count, request.shard_weight_min) if only is None else [Shard(only=only)]
+        if only is None:
+            shards = origins.shards(count, request.shard_weight_min)
+        else:
+            shards = [Shard(only=only, streams=origins.streams_in_logs(only))]
     return request.selection.within(shards)
 
 

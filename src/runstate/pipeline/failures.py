@@ -27,6 +27,9 @@ _afterwards = re.compile(
 )
 _raised = re.compile(r"^(?P<name>[A-Za-z_][\w.]*(?:<locals>\.\w+)*)(?:: (?P<message>.*))?$", re.DOTALL)
 _lost_task = re.compile(r"most recent failure: Lost task [^:]*:\s*(?P<reason>.*)", re.DOTALL)
+_other_python = re.compile(
+    r"\[PYTHON_VERSION_MISMATCH\] .*?version: (?P<worker>\d+(?:\.\d+)*) than that in driver: (?P<driver>\d+(?:\.\d+)*)"
+)
 _message_chars_max = 2000
 
 
@@ -40,6 +43,12 @@ class SparkFailed(RunstateError):
     """Spark could not do what it was asked."""
 
     code = "spark.failed"
+
+
+class PythonVersionMismatch(RunstateError):
+    """Spark's workers run another version of Python than the driver."""
+
+    code = "pipeline.python_version_mismatch"
 
 
 @contextmanager
@@ -121,6 +130,8 @@ def _python_error(text: str) -> RunstateError | None:
     raised = _raised.match(said)
     name, message = (raised["name"], raised["message"] or "") if raised else ("", said)
     kind = _error_class(name)
+    if (versions := _other_python.search(message)) is not None:
+        return _other_version(versions["worker"], versions["driver"])
     if kind is None:
         short = name.rpartition(".")[2]
         told = f"{short}: {message}" if short and message else short or message
@@ -129,6 +140,16 @@ def _python_error(text: str) -> RunstateError | None:
     RunstateError.__init__(rebuilt, message[:_message_chars_max])
     rebuilt.details = _details(note)
     return rebuilt
+
+
+def _other_version(worker: str, driver: str) -> PythonVersionMismatch:
+    return PythonVersionMismatch(
+        f"The workers run Python {worker}, the driver runs Python {driver}; Spark needs one minor version on both. "
+        f"Set spark.pyspark.python (or the variable PYSPARK_PYTHON) to a Python {driver} that is on every machine, or "
+        f"start the driver with Python {worker}",
+        worker=worker,
+        driver=driver,
+    )
 
 
 def _error_class(name: str) -> type[RunstateError] | None:

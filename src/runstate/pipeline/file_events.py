@@ -27,16 +27,9 @@ from runstate.models.model import AnyModel, Draft
 from runstate.models.registry import find_model
 from runstate.pipeline.event_table import open_event_table
 from runstate.pipeline.failures import told_to_driver
+from runstate.pipeline.file_lines import LineNumbers, content_bytes_max, opened_lines
 from runstate.pipeline.ingest import Known, NewFiles, known_heads, written, written_schema
-from runstate.pipeline.plain_files import (
-    LineNumbers,
-    body_of,
-    content_bytes_max,
-    line_schema,
-    no_stream,
-    opened,
-    scheme,
-)
+from runstate.pipeline.plain_files import body_of, line_schema, no_stream, scheme
 from runstate.pipeline.shards import Shard
 from runstate.pipeline.shared_storage import check_shared
 from runstate.pipeline.table import Table
@@ -201,7 +194,7 @@ class _Assembly:
         if (place := stream.new_keys.get(row.key)) is not None:
             file, offset, size = place
             where = f"in line {self._numbers.of(file, offset)} of {file}"
-            with opened(file) as source:
+            with opened_lines(file) as source:
                 source.seek(offset)
                 return where, body_of(source.read(size + _byte_order_mark_bytes), offset)[:size]
         seq = stored.keys.get((stream.name, row.key))

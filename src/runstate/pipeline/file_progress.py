@@ -20,22 +20,19 @@ import msgspec
 
 from runstate.models.canonical import undecodable
 from runstate.models.model import AnyModel
-from runstate.pipeline.plain_files import (
+from runstate.pipeline.file_lines import (
     FileChanged,
     LineNumbers,
     Part,
-    Plan,
     Stretch,
-    bad_line,
-    body_of,
-    find_files,
     fingerprint,
     opened,
     read_lines,
-    row_of,
     tail_bytes,
     whole,
 )
+from runstate.pipeline.packed_files import Unpackable, is_packed, unpacking
+from runstate.pipeline.plain_files import Plan, bad_line, body_of, find_files, row_of
 from runstate.pipeline.sorted_files import TableDamaged
 from runstate.pipeline.table import Commit, Table
 from runstate.storage.disk import write_private
@@ -102,7 +99,11 @@ def new_parts(
     parts, consumed = [], {}
     for file in dict.fromkeys(file for url in urls for file in find_files(url)):
         known = before.get(file)
-        part, read = _without_unfinished(whole(file) if known is None else _grown(file, known), model, bytes_max)
+        found = whole(file) if known is None else _grown(file, known)
+        if is_packed(file):
+            part, read = found, Consumed(found.end, found.end, found.tail)
+        else:
+            part, read = _without_unfinished(found, model, bytes_max)
         if part.start < part.end:
             parts.append(part)
         elif known is not None:
@@ -121,6 +122,8 @@ def _grown(file: str, before: Consumed) -> Part:
             raise FileChanged(f"{file} was changed in what was ingested of it; {_advice}", path=file)
         if end == before.size:
             return Part(file, end, end, before.sha256)
+        if is_packed(file):
+            raise FileChanged(f"{file} has grown, and a compressed file is read only whole; {_advice}", path=file)
         return Part(file, _goes_on(found, before, end), end, fingerprint(found, end))
 
 
@@ -183,15 +186,29 @@ def planned(parts: Sequence[Part], tasks: int, model: AnyModel) -> Plan:
 def _sampled(parts: Sequence[Part], count: int, model: AnyModel) -> Iterator[str]:
     """The streams of lines that stand at even distances."""
     ends = list(accumulate(part.end - part.start for part in parts))
+    unpacked: set[str] = set()
     for number in range(count):
         place = ends[-1] * number // count
         index = bisect_right(ends, place)
         part = parts[index]
+        if is_packed(part.file):
+            if part.file not in unpacked:
+                unpacked.add(part.file)
+                with suppress(Unpackable), unpacking(part.file) as beginning:  # A task says where it is damaged.
+                    yield from _streams_in(beginning.read(tail_bytes), model)
+            continue
         with opened(part.file) as file:
             file.seek(part.end - (ends[index] - place))
             begun, *lines = file.read(tail_bytes).split(b"\n", 2)
         with suppress(Exception):  # Whatever a model raises about a line, it is no sample.
             yield model.envelope(body_of((lines or [begun])[0], 1)).stream
+
+
+def _streams_in(beginning: bytes, model: AnyModel) -> Iterator[str]:
+    """The streams of the first whole lines of a file."""
+    for line in beginning.split(b"\n")[:-1][:_samples_per_task]:
+        with suppress(Exception):  # As above.
+            yield model.envelope(body_of(line, 1)).stream
 
 
 def keep_plan(table: Table, plan: Plan) -> Path:

@@ -20,6 +20,7 @@ import pyarrow as pa
 from runstate.errors import LogDamaged, shown_url
 from runstate.logs.log import Record
 from runstate.models.model import AnyModel
+from runstate.pipeline.census import counted
 from runstate.pipeline.event_table import event_table_schema, head_schema, open_event_table, quarantine_schema
 from runstate.pipeline.events import plan_streams
 from runstate.pipeline.origins import Origins, StreamReader
@@ -29,8 +30,9 @@ from runstate.pipeline.sorted_files import FileEntry, SortedWriter
 from runstate.pipeline.table import Table
 from runstate.pipeline.views import Task, View
 
-written_schema = pa.schema([("files", pa.string()), ("removes", pa.string()), ("counts", pa.string())])
-"""What a task that writes files hands back, as JSON: what they are, which ones they replace, and what was counted."""
+written_schema = pa.schema([(name, pa.string()) for name in ("files", "removes", "counts", "seen")])
+"""What a task that writes files hands back, as JSON: what they are, which ones they replace, its counts, and how many
+streams it has seen."""
 
 _batch = 4096
 T = TypeVar("T")
@@ -234,7 +236,9 @@ def _refuse(reader: StreamReader, files: NewFiles, code: str, reason: str, seq: 
 
 def written(files: list[FileEntry], counts: dict[str, int], removes: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
     """What a task hands back."""
-    yield one_row(written_schema, [msgspec.json.encode(each).decode() for each in (files, removes, counts)])
+    yield one_row(
+        written_schema, [msgspec.json.encode(value).decode() for value in (files, removes, counts, counted())]
+    )
 
 
 view = View(lambda request: written_schema, _rows, plan_streams, frozenset({"to"}))

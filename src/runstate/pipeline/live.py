@@ -26,6 +26,7 @@ from runstate.logs.log import Capability, EventLog, Position, Record
 from runstate.logs.registry import open_log
 from runstate.pipeline.failures import told_to_driver
 from runstate.pipeline.options import InvalidOption
+from runstate.pipeline.relative_urls import located, relative_to
 from runstate.pipeline.rows import pack_records, rows_max
 
 events_per_batch_default = 10_000
@@ -82,7 +83,7 @@ def open_feed(url: str) -> EventLog:
     """
     if url.startswith("table:"):
         raise Unsupported("A table has no feed: read it with spark.read")
-    log = open_log(url, create=False)
+    log = open_log(located(url), create=False)
     if Capability.FEED in log.capabilities and Capability.DURABLE in log.capabilities:
         return log
     log.close()
@@ -128,8 +129,11 @@ def _gathered(log: EventLog, part: Part, stop: Record | None) -> tuple[list[Reco
 class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads the feeds of one or several logs. What makes rows of a part can be replaced by a subclass."""
 
-    def __init__(self, urls: Sequence[str], schema: pa.Schema, *, events_per_batch: int, tasks: int) -> None:
-        """
+    def __init__(
+        self, urls: Sequence[str], schema: pa.Schema, *, events_per_batch: int, tasks: int, base: str = ""
+    ) -> None:
+        """Relative URLs begin at `base`, by default the working directory. A checkpoint names them as they are.
+
         Raises:
             InvalidOption: two URLs differ in their secrets alone, so that a checkpoint could not tell them apart;
                 or a batch could not hold an event of each log.
@@ -140,6 +144,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if events_per_batch < len(urls):
             raise InvalidOption(f"events_per_batch is at least one for each of the {len(urls)} logs")
         self.schema, self._events_per_batch, self._tasks = schema, events_per_batch, tasks
+        self._base = base or os.getcwd()
         self._logs: dict[str, EventLog] = {}
         self._opened = ExitStack()
         self._ending: set[str] | None = None
@@ -229,13 +234,14 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _log(self, url: str) -> EventLog:
         if url not in self._logs:
-            self._logs[url] = self._opened.enter_context(open_feed(self._urls[url]))
+            with relative_to(self._base):
+                self._logs[url] = self._opened.enter_context(open_feed(self._urls[url]))
         return self._logs[url]
 
     # --- on an executor ------------------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        with told_to_driver():
+        with told_to_driver(), relative_to(self._base):
             yield from self.rows(partition.value)
 
     def rows(self, part: Part) -> Iterator[pa.RecordBatch]:

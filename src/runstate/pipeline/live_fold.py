@@ -41,6 +41,8 @@ class Target(msgspec.Struct, frozen=True):
     """The projector's own directory."""
     asides: dict[str, str] = {}
     """By log, the name under which its rows are kept aside."""
+    base: str = ""
+    """The driver's working directory, which relative URLs and directories begin at."""
 
     def sink(self, url: str, log: EventLog, model: AnyModel) -> Sink:
         """
@@ -54,13 +56,16 @@ class Target(msgspec.Struct, frozen=True):
             # A task can only go on from rows that are somewhere.
             return ParquetSink(Path(self.state) / "rows", model, aside=aside)
         if self.to.startswith("parquet:") and self.to != "parquet:":
-            return ParquetSink(Path(self.to.removeprefix("parquet:")), model, aside=aside)
+            return ParquetSink(self._directory(), model, aside=aside)
         raise InvalidUrl(f"{self.to[:80]!r} is no sink: write store, console or parquet:DIR")
 
     def is_there(self) -> bool:
         """Whether the sink can have any rows yet, or still."""
-        directory = Path(self.state) / "rows" if self.to == "console" else Path(self.to.removeprefix("parquet:"))
+        directory = Path(self.state) / "rows" if self.to == "console" else self._directory()
         return self.to == "store" or any(manifest_paths(directory))
+
+    def _directory(self) -> Path:
+        return Path(self.base, self.to.removeprefix("parquet:"))
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -108,7 +113,7 @@ class ProjectionReader(FeedReader):
     """Reads feeds, and gives what became of the streams instead of their events."""
 
     def __init__(self, urls: Sequence[str], target: Target, *, events_per_batch: int, tasks: int) -> None:
-        super().__init__(urls, schema, events_per_batch=events_per_batch, tasks=tasks)
+        super().__init__(urls, schema, events_per_batch=events_per_batch, tasks=tasks, base=target.base)
         self._target = target
 
     def rows(self, part: Part) -> Iterator[pa.RecordBatch]:

@@ -12,13 +12,22 @@ from heapq import merge
 from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol, Self
 
-from runstate.errors import InvalidStream, LogDamaged, ModelMismatch, RunstateError, Unsupported, shown_url
+from runstate.errors import (
+    InvalidStream,
+    LogDamaged,
+    LogNotFound,
+    ModelMismatch,
+    RunstateError,
+    Unsupported,
+    shown_url,
+)
 from runstate.logs.log import Capability, EventLog, Finding, Head, Record, StoredSnapshot, begins_after
 from runstate.logs.pairing import default_model, holder, recorded_model, recorded_names
 from runstate.logs.registry import open_log
 from runstate.models.registry import find_model, resolve_model
+from runstate.pipeline.census import count_streams
 from runstate.pipeline.relative_urls import located
-from runstate.pipeline.shards import Shard, cut
+from runstate.pipeline.shards import Shard, cut_counted
 
 if TYPE_CHECKING:
     from runstate.pipeline.event_table import TableOrigin
@@ -175,8 +184,11 @@ class LogOrigin:
         return ((head.stream, head.version) for head in self._log.heads())
 
     def streams(self, shard: Shard) -> Iterator[StreamReader]:
+        count = 0
         for head in self._log.heads(after=shard.after, until=shard.until) if shard.only is None else self._some(shard):
+            count += 1
             yield LogStream(self.url, self._log, head)
+        count_streams(shard, count)
 
     def verify_rest(self) -> Iterator[Finding]:
         return self._log.verify_rest()
@@ -204,6 +216,20 @@ def open_origin(url: str) -> Origin:
 
         return TableOrigin(url)
     return LogOrigin(url)
+
+
+def check_there(urls: Sequence[str]) -> None:
+    """
+    Raises:
+        LogNotFound: one is not there any more, or not here. What else is wrong with it, its readers report.
+    """
+    for url in urls:
+        try:
+            open_origin(url).close()
+        except LogNotFound:
+            raise
+        except RunstateError:
+            continue
 
 
 def model_of(urls: Sequence[str], given: str | None) -> str:
@@ -261,6 +287,12 @@ def _recorded_model(url: str) -> str | None:
     return names[0] if names else None
 
 
+def counted_weights(origin: Origin) -> Iterator[tuple[str, int, int]]:
+    """An origin's weights, each with how many streams of a log it stands for."""
+    streams = 1 if isinstance(origin, LogOrigin) else 0
+    return ((stream, weight, streams) for stream, weight in origin.weights())
+
+
 class Origins:
     """Several origins as one. Close it, or use it in a `with`."""
 
@@ -276,11 +308,20 @@ class Origins:
 
     def shards(self, count: int, weight_min: int = 1) -> list[Shard]:
         """How to divide everything that is there into about so many tasks."""
-        return cut(merge(*(origin.weights() for origin in self._origins)), count, weight_min)
+        return cut_counted(self.weights(), count, weight_min)
+
+    def weights(self) -> Iterator[tuple[str, int, int]]:
+        """Streams in order, or places between them, as `cut_counted` takes them."""
+        return merge(*map(counted_weights, self._origins))
 
     def streams(self, shard: Shard) -> Iterator[StreamReader]:
         """By id; a stream that is in several origins comes once for each, in the order of the URLs."""
         return merge(*(origin.streams(shard) for origin in self._origins), key=lambda reader: reader.head.stream)
+
+    def streams_in_logs(self, only: tuple[str, ...]) -> int:
+        """How many of these streams the logs have, tables left out."""
+        logs = [origin for origin in self._origins if isinstance(origin, LogOrigin)]
+        return sum(1 for log in logs for _ in log.streams(Shard(only=only)))
 
     def table(self) -> TableOrigin | None:
         """The event table, if that is all there is: it can be read by the column."""

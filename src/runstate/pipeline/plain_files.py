@@ -1,11 +1,12 @@
 """The view `lines`: plain files of events, one a line. Every line is checked, and every line is a row.
 
-`files:PATH` is a file, a directory (every *.ndjson and *.jsonl below it), or a glob. A line is as a producer writes it
-or as a log has stored it. Only a newline ends a line; a carriage return before it belongs to the ending, and a byte
-order mark at the very beginning belongs to the file. A row has the event's envelope and its line, or a code and a
-reason, the number of the line, and the beginning of its bytes.
+`files:PATH` is a file, a directory (every *.ndjson and *.jsonl below it, also with .gz or .zst behind), or a glob. A
+line is as a producer writes it or as a log has stored it. Only a newline ends a line; a carriage return before it
+belongs to the ending, and a byte order mark at the very beginning belongs to the file. A row has the event's envelope
+and its line, or a code and a reason, the number of the line, and the beginning of its bytes.
 
 A task reads stretches of files, cut by their sizes alone: a line is read by the task in whose stretch it begins.
+A compressed file is read by one task. Its offsets are those of what it unpacks to.
 Executors see the files under the same paths as the driver.
 """
 
@@ -14,19 +15,30 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from glob import glob
-from hashlib import sha256
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from runstate.errors import EventTooLarge, InvalidUrl, LogFailed, LogNotFound, RunstateError
+from runstate.errors import EventTooLarge, InvalidUrl, LogNotFound, RunstateError
 from runstate.models.canonical import is_text
 from runstate.models.model import AnyModel
+from runstate.pipeline.file_lines import (
+    Line,
+    LineNumbers,
+    Part,
+    Stretch,
+    changed,
+    content_bytes_max,
+    fingerprint,
+    opened,
+    read_lines,
+    whole,
+)
 from runstate.pipeline.options import InvalidOption
+from runstate.pipeline.packed_files import Unpackable, damaged, is_packed, packed_suffixes, unpacking
 from runstate.pipeline.relative_urls import located
 from runstate.pipeline.rows import event_schema, pack
 from runstate.pipeline.shards import Shard
@@ -37,16 +49,10 @@ scheme = "files:"
 no_stream = "/"
 """Stands for the stream of a quarantined line that names none. No stream's id has a slash, and none is empty either;
 but the empty one comes before every shard."""
-suffixes = (".ndjson", ".jsonl")
-content_bytes_max = 1 << 16
-"""What is kept of a line that is no event."""
-tail_bytes = 1 << 16
-"""By so many of its last bytes, a file is known again."""
+suffixes = tuple(name + packed for name in (".ndjson", ".jsonl") for packed in ("", *packed_suffixes))
 _byte_order_mark = b"\xef\xbb\xbf"
 _stretch_bytes_max = 64 << 20
 _stretch_bytes_min = 4 << 20
-_chunk_bytes = 1 << 18
-_step_bytes = 1 << 15
 _reason_chars_max = 2000
 
 line_schema = pa.schema(
@@ -64,30 +70,6 @@ line_schema = pa.schema(
 
 `seq` and `persisted_at` are null unless a log has stored the line, and `seq` also where the line does not tell.
 """
-
-
-class FileChanged(RunstateError):
-    """A file that was read before is no longer what it was; nothing was taken from it."""
-
-    code = "pipeline.file_changed"
-
-
-class Part(msgspec.Struct, frozen=True, gc=False):
-    """What is to be read of a file: the lines that begin at `start` or later, up to the byte `end`."""
-
-    file: str
-    start: int
-    end: int
-    tail: str
-    """SHA-256 of the last bytes before `end`."""
-
-
-class Stretch(msgspec.Struct, frozen=True, gc=False):
-    """The lines of a part that begin at `start` or later, and before `stop`."""
-
-    part: Part
-    start: int
-    stop: int
 
 
 class FileShard(Shard, frozen=True):
@@ -131,20 +113,6 @@ def find_files(url: str) -> list[str]:
     return files
 
 
-def whole(file: str) -> Part:
-    """All that is in a file now."""
-    with opened(file) as found:
-        end = os.fstat(found.fileno()).st_size
-        return Part(file, 0, end, fingerprint(found, end))
-
-
-def fingerprint(file: BinaryIO, end: int) -> str:
-    """By this, the first `end` bytes of a file are known again: SHA-256 of the last of them."""
-    start = max(0, end - tail_bytes)
-    file.seek(start)
-    return sha256(file.read(end - start)).hexdigest()
-
-
 def cut_parts(parts: Sequence[Part], count: int, bounds: Sequence[str] = ()) -> list[Shard]:
     """Shards of about equal size: large files in stretches, small files together."""
     total = sum(part.end - part.start for part in parts)
@@ -155,11 +123,12 @@ def cut_parts(parts: Sequence[Part], count: int, bounds: Sequence[str] = ()) -> 
     for part in parts:
         start = part.start
         while start < part.end:
-            stop = min(part.end, start + room)
+            # Nobody can begin in the middle of a compressed file.
+            stop = part.end if is_packed(part.file) else min(part.end, start + room)
             gathered.append(Stretch(part, start, stop))
             room -= stop - start
             start = stop
-            if not room:
+            if room <= 0:
                 shards.append(FileShard(stretches=tuple(gathered), bounds=tuple(bounds)))
                 gathered, room = [], size
     if gathered:
@@ -176,107 +145,6 @@ def _plan(request: Request, count: int) -> list[Shard]:
         raise InvalidUrl(f"The view 'lines' reads files:PATH, not {other[0][:80]!r}")
     files = dict.fromkeys(file for url in request.urls for file in find_files(located(url)))
     return cut_parts([whole(file) for file in files], count)
-
-
-@contextmanager
-def opened(file: str) -> Iterator[BinaryIO]:
-    """
-    Raises:
-        LogFailed: the file cannot be opened or read.
-    """
-    try:
-        with open(file, "rb") as found:
-            yield found
-    except OSError as error:
-        raise LogFailed(f"{file} cannot be read: {error.strerror}", path=file) from error
-
-
-# --- lines ----------------------------------------------------------------------------------------------------
-
-
-class Line(NamedTuple):
-    offset: int
-    size: int
-    """Without its newline."""
-    content: bytes
-    """All of it, or its beginning if it is longer than the limit."""
-    is_ended: bool
-
-
-def read_lines(file: BinaryIO, stretch: Stretch, bytes_max: int) -> Iterator[Line]:
-    """The lines that begin in a stretch. Of one longer than `bytes_max`, no more than its beginning is ever held.
-
-    Raises:
-        FileChanged: the file ends before the part does.
-    """
-    end = stretch.part.end
-    begins = _first_line(file, stretch)
-    if begins is None:
-        return
-    file.seek(begins)
-    held, size, position = bytearray(), 0, begins
-    while begins < stretch.stop and position < end:
-        chunk = _read(file, min(_chunk_bytes, end - position), stretch.part)
-        position += len(chunk)
-        *ended, rest = chunk.split(b"\n")
-        for piece in ended:
-            size += len(piece)
-            content = bytes(held) + piece if held else piece
-            yield Line(begins, size, content if size <= bytes_max else content[:content_bytes_max], True)
-            begins += size + 1
-            if held:
-                held.clear()
-            size = 0
-            if begins >= stretch.stop:
-                return
-        size += len(rest)
-        held += rest
-        if size > bytes_max:
-            del held[content_bytes_max:]
-    if begins < min(stretch.stop, end):
-        yield Line(begins, size, bytes(held), False)
-
-
-def _first_line(file: BinaryIO, stretch: Stretch) -> int | None:
-    """Where the first line of a stretch begins; None if a line of another stretch goes on to its end."""
-    if stretch.start == 0:
-        return 0
-    # One byte back: if that is a newline, the first line begins right where the stretch does.
-    position = stretch.start - 1
-    file.seek(position)
-    while position < stretch.stop - 1:
-        chunk = _read(file, min(_chunk_bytes, stretch.stop - 1 - position), stretch.part)
-        found = chunk.find(b"\n")
-        if found >= 0:
-            return position + found + 1
-        position += len(chunk)
-    return None
-
-
-def _read(file: BinaryIO, size: int, part: Part) -> bytes:
-    chunk = file.read(size)
-    if not chunk:
-        raise FileChanged(f"{part.file} became shorter while it was read; run the job again", path=part.file)
-    return chunk
-
-
-class LineNumbers:
-    """Numbers of lines by their offsets. Files are counted through only as far as somebody asks."""
-
-    def __init__(self) -> None:
-        self._newlines: dict[str, list[int]] = {}
-        """How many there are in the first so many steps of a file."""
-
-    def of(self, file: str, offset: int) -> int:
-        """The number, from 1, of the line that begins at an offset."""
-        counted = self._newlines.setdefault(file, [0])
-        steps, rest = divmod(offset, _step_bytes)
-        with opened(file) as source:
-            source.seek((len(counted) - 1) * _step_bytes)
-            while len(counted) <= steps:
-                counted.append(counted[-1] + source.read(_step_bytes).count(b"\n"))
-            source.seek(steps * _step_bytes)
-            return 1 + counted[steps] + source.read(rest).count(b"\n")
 
 
 # --- rows -----------------------------------------------------------------------------------------------------
@@ -342,7 +210,7 @@ _offset_at = line_schema.get_field_index("offset")
 _code_at = line_schema.get_field_index("code")
 
 
-def _numbered(rows: Iterable[Row], file: str) -> Iterator[Row]:
+def _numbered(rows: Iterable[Row], file: str, is_first: bool) -> Iterator[Row]:
     """Rows of one stretch. What is before it is counted only if a line needs its number."""
     known: tuple[int, int] | None = None
     for index, row in enumerate(rows):
@@ -350,17 +218,24 @@ def _numbered(rows: Iterable[Row], file: str) -> Iterator[Row]:
             yield row
             continue
         if known is None:
-            known = index, LineNumbers().of(file, row[_offset_at])
+            known = index, index + 1 if is_first else LineNumbers().of(file, row[_offset_at])
         yield (*row[:_number_at], known[1] + index - known[0], *row[_number_at + 1 :])
 
 
 def _stretch_rows(stretch: Stretch, model: AnyModel, bytes_max: int) -> Iterator[Row]:
     part = stretch.part
+    count = 0
+    try:
+        with unpacking(part.file) if is_packed(part.file) else opened(part.file) as file:
+            lines = read_lines(file, stretch, bytes_max)
+            rows = (row_of(line, part.file, model, bytes_max) for line in lines)
+            for count, row in enumerate(_numbered(rows, part.file, stretch.start == 0), 1):  # noqa: B007 - told below
+                yield row
+    except Unpackable as error:
+        raise damaged(part.file, count + 1, error) from error
     with opened(part.file) as file:
-        lines = read_lines(file, stretch, bytes_max)
-        yield from _numbered((row_of(line, part.file, model, bytes_max) for line in lines), part.file)
-        if stretch.stop == part.end and fingerprint(file, part.end) != part.tail:
-            raise FileChanged(f"{part.file} was changed while it was read; run the job again", path=part.file)
+        if fingerprint(file, part.end) != part.tail:
+            raise changed(part, "was changed while it was read")
 
 
 def _rows(task: Task) -> Iterator[pa.RecordBatch]:

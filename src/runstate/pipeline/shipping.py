@@ -20,6 +20,7 @@ import msgspec
 
 from runstate.errors import RunstateError, Unsupported
 from runstate.logs.registry import entry_point_of, extra_of
+from runstate.pipeline.failures import readable
 from runstate.pipeline.private_files import process_directory
 from runstate.storage.disk import write_private
 
@@ -90,6 +91,7 @@ def check_executors(
 
     Raises:
         ExecutorsIncomplete: with the names of all that are missing, the logs that need them, and what to do.
+        PipelineFailed: the task could not run, as with another version of Python.
     """
     from pyspark.sql.functions import lit, udf
 
@@ -111,7 +113,8 @@ def check_executors(
     logs = {point.module: point for url in urls if (point := entry_point_of(url)) is not None}
     # Without Arrow, since that may be what is missing.
     probe = udf(missing, "string", useArrow=False)
-    row = spark.range(1).select(probe(lit(" ".join([*modules, *logs]))).alias("found")).collect()[0]
+    with readable(stage or "check_executors"):
+        row = spark.range(1).select(probe(lit(" ".join([*modules, *logs]))).alias("found")).collect()[0]
     python, found = msgspec.json.decode(row["found"], type=tuple[str, dict[str, str]])
     if not found:
         return

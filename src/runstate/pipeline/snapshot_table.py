@@ -33,7 +33,7 @@ from runstate.pipeline.replay import (
     snapshot_schema,
 )
 from runstate.pipeline.rows import rows_max
-from runstate.pipeline.shards import Shard, cut
+from runstate.pipeline.shards import Shard, cut_counted
 from runstate.pipeline.sorted_files import FileEntry, SortedWriter
 from runstate.pipeline.table import Table
 from runstate.pipeline.views import Request, Task, View
@@ -204,22 +204,24 @@ def _plan(request: Request, count: int) -> list[Shard]:
     since = request.options["since"]
     if not since:
         return plan_streams(request, count)
-    files = open_snapshot_table(Path(request.options["to"])).files("snapshots")
+    ranges = sorted(
+        (entry.chunks[0].first, entry.chunks[-1].last)
+        for entry in open_snapshot_table(Path(request.options["to"])).files("snapshots")
+    )
+
+    def end_of_file(stream: str) -> str:
+        """The last stream of the file that a stream is in: cut there, each file is written anew by one task."""
+        place = bisect_right(ranges, (stream, chr(0x10FFFF)))
+        return max(stream, ranges[place - 1][1]) if place else stream
+
     with Origins(request.urls) as origins:
         table = origins.table()
-        if table is None:
-            return _between_files(plan_streams(request, count), files)
-        chunks = [chunk for entry in table.table.files("events", after=int(since)) for chunk in entry.chunks]
-        shards = cut(sorted((chunk.last, chunk.rows) for chunk in chunks), count, request.shard_weight_min)
-        return _between_files(shards, files)
-
-
-def _between_files(shards: Sequence[Shard], files: Sequence[FileEntry]) -> list[Shard]:
-    """The shards with their bounds moved to the ends of files: each file is written anew by one task."""
-    ranges = [(entry.chunks[0].first, entry.chunks[-1].last) for entry in files]
-    bounds = [shard.until for shard in shards if shard.until is not None]
-    ends = sorted({max([bound, *(last for first, last in ranges if first <= bound)]) for bound in bounds})
-    return [Shard(after, until) for after, until in zip(["", *ends], [*ends, None], strict=True)] if shards else []
+        weights = origins.weights()
+        if table is not None:
+            chunks = [chunk for entry in table.table.files("events", after=int(since)) for chunk in entry.chunks]
+            weights = iter(sorted((chunk.last, chunk.rows, 0) for chunk in chunks))
+        moved = ((end_of_file(stream), weight, streams) for stream, weight, streams in weights)
+        return cut_counted(moved, count, request.shard_weight_min)
 
 
 view = View(lambda request: written_schema, _rows, _plan, frozenset({"to", "since"}))

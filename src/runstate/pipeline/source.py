@@ -29,9 +29,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from runstate.errors import shown_url
+from runstate.logs.log import now
+from runstate.pipeline.census import Planned, check_any, counting
 from runstate.pipeline.failures import told_to_driver
 from runstate.pipeline.options import InvalidOption, names_in
-from runstate.pipeline.origins import model_of
+from runstate.pipeline.origins import check_there, model_of
 from runstate.pipeline.relative_urls import located, relative_to
 from runstate.pipeline.selection import Selection, read_selection
 from runstate.pipeline.shards import Shard, events_min
@@ -42,7 +44,7 @@ shards_default = 16
 _streaming = frozenset({"events_per_batch"})
 _of_catalog = frozenset({"provider", "owner", "location", "is_managed_location", "external", "comment", "collation"})
 _kept_options = "runstate.options"
-_general = frozenset({"url", "view", "model", "shards", "shards_max", "path", "columns", "base", "marker"}) | _streaming
+_general = _streaming | {"url", "view", "model", "shards", "shards_max", "path", "columns", "base", "marker", "planned"}
 
 
 def register(spark: SparkSession) -> None:
@@ -76,7 +78,7 @@ class RunstateSource(DataSource):
         self._options = {**schema.fields[0].metadata.get(_kept_options, {}), **self._options}
         if alone := sorted(self._options.keys() & _streaming):
             raise InvalidOption(f"{alone[0]} is for spark.readStream; a query that ends reads all there is")
-        return StreamsReader(self._narrowed(schema), self._count())
+        return StreamsReader(self._narrowed(schema), self._count(), self._options.get("planned"))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         from runstate.pipeline.live import FeedReader, events_per_batch_default
@@ -85,7 +87,9 @@ class RunstateSource(DataSource):
         if request.view != "events" or request.options or request.selection != Selection():
             raise InvalidOption("A stream gives the view 'events' as it is; every other one reads a whole log")
         events = self._number("events_per_batch", events_per_batch_default, 1_000_000_000)
-        return FeedReader(request.urls, schema_of(request), events_per_batch=events, tasks=self._count())
+        return FeedReader(
+            request.urls, schema_of(request), events_per_batch=events, tasks=self._count(), base=request.base
+        )
 
     def _narrowed(self, schema: StructType) -> Request:
         """What is asked for, with the columns that are wanted alone."""
@@ -137,6 +141,17 @@ class RunstateSource(DataSource):
             marker=self._options.get("marker", ""),
         )
 
+    def planned(self) -> str:
+        """The shards, as this process sees the logs: a value for the option `planned`.
+
+        Raises:
+            RunstateError: a log cannot be planned.
+        """
+        request, at = self.request(), now()
+        with relative_to(request.base):
+            shards = view_named(request.view).plan(request, self._count())
+        return msgspec.json.encode(Planned(at, shards)).decode()
+
     def _url(self) -> str:
         url = self._options.get("url") or self._options.get("path")
         if not url:
@@ -159,10 +174,11 @@ def _is_of_catalog(name: str) -> bool:
 
 
 class StreamsReader(DataSourceReader):
-    """Reads one view, a task for each shard."""
+    """Reads one view, a task for each shard. `planned` is the driver's own plan, where it has made one."""
 
-    def __init__(self, request: Request, count: int) -> None:
+    def __init__(self, request: Request, count: int, planned: str | None = None) -> None:
         self._request, self._count = request, count
+        self._planned = None if planned is None else msgspec.json.decode(planned, type=Planned)
 
     @contextmanager
     def _working(self) -> Iterator[None]:
@@ -173,7 +189,11 @@ class StreamsReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         with told_to_driver(), self._working():
-            shards = view_named(self._request.view).plan(self._request, self._count)
+            if self._planned is not None:
+                shards = self._planned.shards
+                check_there(self._request.urls)
+            else:
+                shards = view_named(self._request.view).plan(self._request, self._count)
         return [InputPartition(shard) for shard in shards]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -182,9 +202,12 @@ class StreamsReader(DataSourceReader):
             view, columns = view_named(self._request.view), list(self._request.columns)
             # A worker has more objects from its imports than a task ever holds: the collector need not go over them.
             gc.freeze()
-            with told_to_driver(), self._working():
+            planned_at = "" if self._planned is None else self._planned.at
+            with told_to_driver(), self._working(), counting(shard, planned_at) as census:
                 for batch in view.rows(Task(self._request, shard)):
                     yield batch.select(columns) if columns and not view.narrows else batch
+                if self._planned is None:
+                    check_any(self._request.urls, census)
 
 
 def urls_of(text: str) -> tuple[str, ...]:

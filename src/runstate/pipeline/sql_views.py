@@ -72,15 +72,13 @@ def register_views(spark: SparkSession, places: Sequence[str], model: str | None
     for place in places:
         directory = Path(place)
         if ":" not in place and inputs_in(directory):
-            tables += [
-                (path, None) for kind in ("events", "snapshots") for path in sorted((directory / kind).iterdir())
-            ]
+            tables += [(path.parent, None) for path in sorted(directory.glob("*/*/table.json"))]
             findings = sorted(map(str, directory.glob("findings/*/*")))
             if findings:
                 found["findings"].append(spark.read.parquet(*findings))
         elif ":" not in place or place.startswith("table:"):
-            path, version = split_version(located(f"table:{place.removeprefix('table:')}"))
-            tables.append((Path(path), version))
+            named, version = split_version(located(f"table:{place.removeprefix('table:')}"))
+            tables.append((Path(named), version))
         else:
             logs.append(place)
     folded: list[str] = []

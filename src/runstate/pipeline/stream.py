@@ -11,6 +11,7 @@ though nothing comes, and a query that has died is started again from its checkp
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -73,7 +74,7 @@ def live_projection(
     if is_remote(spark):
         raise Unsupported("A live projection keeps its sink and its logbook in the driver; Connect has it elsewhere")
     named = (urls,) if isinstance(urls, str) else tuple(dict.fromkeys(urls))
-    target = Target(to, model_of(named, model), str(state_dir.absolute()))
+    target = Target(to, model_of(named, model), str(state_dir.absolute()), base=os.getcwd())
     settings = Settings(named, target, events_per_batch, spark.sparkContext.defaultParallelism)
     # Refused here, in one line, and not by a query that dies.
     ProjectionReader(named, target, events_per_batch=events_per_batch, tasks=1)
