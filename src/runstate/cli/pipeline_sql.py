@@ -40,11 +40,11 @@ def sql(
 ) -> None:
     """Ask a fleet in SQL. The views are events, snapshots, spans and, of tables, quarantine, heads and findings."""
     check_spark()
-    from runstate.pipeline.sql_views import register_views
+    from runstate.pipeline.sql_views import find_places, register_views
 
-    urls = [place for place in places if ":" in place]
-    with spark_for(master, remote, conf, "sql", urls) as spark:
-        register_views(spark, places, model)
+    found = find_places(places)  # Refused before Spark is started.
+    with spark_for(master, remote, conf, "sql", found.logs) as spark:
+        register_views(spark, found, model)
         frame = _asked(spark, query)
         columns, rows = frame.columns, list(_rows(frame))
     _write(columns, rows, as_json)
@@ -59,14 +59,14 @@ def shell(
 ) -> None:
     """Ask a fleet in SQL, one statement after the other. A statement ends with a semicolon; Ctrl-D ends the shell."""
     check_spark()
-    from runstate.pipeline.sql_views import register_views
+    from runstate.pipeline.sql_views import find_places, register_views
 
+    found = find_places(places)  # Refused before Spark is started.
     with suppress(ImportError):
         import readline  # noqa: F401 - input() then has a history, which is kept in memory alone
     words.print("starting Spark…", style="dim")
-    urls = [place for place in places if ":" in place]
-    with start_spark(spark_settings(master, remote, conf), "shell", urls) as spark:
-        for name, frame in register_views(spark, places, model).items():
+    with start_spark(spark_settings(master, remote, conf), "shell", found.logs) as spark:
+        for name, frame in register_views(spark, found, model).items():
             words.print(f"{name}: {', '.join(frame.columns)}", style="dim")
         for statement in _statements():
             try:

@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
+from typing import NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -26,6 +27,7 @@ from pyspark.sql.types import StringType
 
 from runstate.pipeline.event_table import split_version
 from runstate.pipeline.jobs import read_view
+from runstate.pipeline.origins import open_origin
 from runstate.pipeline.relative_urls import located
 from runstate.pipeline.stages import inputs_in
 from runstate.pipeline.table import Table
@@ -61,39 +63,61 @@ def typed(frame: DataFrame, parsed: str | None = None) -> DataFrame:
     return frame.withColumns(columns) if columns else frame
 
 
-def register_views(spark: SparkSession, places: Sequence[str], model: str | None = None) -> dict[str, DataFrame]:
+class Places(NamedTuple):
+    """Where the rows of the views come from."""
+
+    tables: list[tuple[Path, int | None]]
+    """Directories, and the versions that are asked for."""
+    logs: list[str]
+    findings: list[str]
+
+
+def find_places(names: Sequence[str]) -> Places:
+    """What logs, tables and pipeline directories hold.
+
+    Raises:
+        LogNotFound, NotALog, InvalidUrl: one is none of these.
+    """
+    found = Places([], [], [])
+    for name in names:
+        directory = Path(name)
+        if ":" not in name and inputs_in(directory):
+            found.tables.extend((path.parent, None) for path in sorted(directory.glob("*/*/table.json")))
+            found.findings.extend(sorted(map(str, directory.glob("findings/*/*"))))
+        elif ":" not in name or name.startswith("table:"):
+            path, version = split_version(located(f"table:{name.removeprefix('table:')}"))
+            Table.open(Path(path), version)
+            found.tables.append((Path(path), version))
+        else:
+            open_origin(name).close()
+            found.logs.append(name)
+    return found
+
+
+def register_views(
+    spark: SparkSession, places: Sequence[str] | Places, model: str | None = None
+) -> dict[str, DataFrame]:
     """Make temporary views of the given logs, tables and pipeline directories. Those that were made, by name.
 
     Raises:
         LogNotFound, NotALog, InvalidUrl: a place is none of these.
     """
+    tables, logs, findings = places if isinstance(places, Places) else find_places(places)
     found: dict[str, list[DataFrame]] = defaultdict(list)
-    tables, logs = list[tuple[Path, int | None]](), list[str]()
-    for place in places:
-        directory = Path(place)
-        if ":" not in place and inputs_in(directory):
-            tables += [(path.parent, None) for path in sorted(directory.glob("*/*/table.json"))]
-            findings = sorted(map(str, directory.glob("findings/*/*")))
-            if findings:
-                found["findings"].append(spark.read.parquet(*findings))
-        elif ":" not in place or place.startswith("table:"):
-            named, version = split_version(located(f"table:{place.removeprefix('table:')}"))
-            tables.append((Path(named), version))
-        else:
-            logs.append(place)
-    folded: list[str] = []
+    if findings:
+        found["findings"].append(spark.read.parquet(*findings))
+    urls = list(logs)
     for path, version in tables:
         table = Table.open(path, version)
         for kind in table.kinds:
             if kind != "refusals":
                 found[kind].append(read_table(spark, path, kind, version))
         if table.info.kind == "events":
-            folded.append(f"table:{path}" + ("" if version is None else f"?version={version}"))
-    for url in logs:
-        found["events"].append(read_view(spark, url, model=model))
+            urls.append(f"table:{path}" + ("" if version is None else f"?version={version}"))
+    found["events"] += [read_view(spark, url, model=model) for url in logs]
     if not found["snapshots"]:
-        found["snapshots"] = [read_view(spark, url, "snapshots", model=model) for url in (*folded, *logs)]
-    found["spans"] = [read_view(spark, url, "spans", model=model) for url in (*folded, *logs)]
+        found["snapshots"] = [read_view(spark, url, "snapshots", model=model) for url in urls]
+    found["spans"] = [read_view(spark, url, "spans", model=model) for url in urls]
     views = {name: typed(_union(frames), _parsed.get(name)) for name, frames in sorted(found.items()) if frames}
     for name, frame in views.items():
         frame.createOrReplaceTempView(name)
