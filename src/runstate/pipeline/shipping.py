@@ -27,7 +27,7 @@ from runstate.storage.disk import write_private
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-executor_modules = ("msgspec", "rfc8785", "filelock", "pyarrow", "pandas", "runstate")
+executor_modules = ("msgspec", "rfc8785", "filelock", "pyarrow", "pandas", "deltalake", "runstate")
 """What every task of ours imports. One that opens a log imports that log's module, too, and with it its driver."""
 _metadata = ("METADATA", "entry_points.txt")
 _oldest_time = (1980, 1, 1, 0, 0, 0)
