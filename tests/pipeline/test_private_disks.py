@@ -20,6 +20,7 @@ _program = """
 import json, sys
 from pathlib import Path
 from runstate.errors import RunstateError
+from runstate.pipeline.findings_table import write_findings
 from runstate.pipeline import audit
 from runstate.pipeline.archive import archive
 from runstate.pipeline.jobs import compact, ingest, replay
@@ -36,7 +37,7 @@ with spark_session(master="local[2]", conf=conf) as spark:
         "ingest": lambda: ingest(spark, url, private / "events"),
         "ingest files": lambda: ingest(spark, files, private / "lines", model="engine"),
         "replay": lambda: replay(spark, url, private / "snapshots"),
-        "audit": lambda: audit.write(audit.audit(spark, url), private / "findings"),
+        "audit": lambda: write_findings(audit.audit(spark, url), private / "findings"),
         "compact": lambda: compact(spark, private / "made"),
     }
     for name, job in jobs.items():
@@ -159,7 +160,7 @@ with spark_session(master="local[2]", conf=conf) as spark:
         "ingest": lambda: ingest(spark, url, to / "events", model=model),
         "replay": lambda: replay(spark, url, to / "snapshots", model=model),
         "audit": lambda: audit.summary(audit.audit(spark, url, model=model)),
-        "audit written": lambda: audit.write(audit.audit(spark, url, model=model), to / "findings"),
+        "audit written": lambda: write_findings(audit.audit(spark, url, model=model), to / "findings"),
     }
     for name, job in jobs.items():
         try:

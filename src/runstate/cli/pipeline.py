@@ -201,7 +201,7 @@ def audit(
     urls: Urls,
     model: ModelName = None,
     to: Annotated[
-        Path | None, typer.Option("--to", help="Keep the findings as Parquet in this new or empty directory.")
+        Path | None, typer.Option("--to", help="Keep the findings as a Delta table in this new or empty directory.")
     ] = None,
     snapshots: Annotated[
         Path | None, typer.Option("--snapshots", help="A table of snapshots that must equal the replay.")
@@ -217,15 +217,16 @@ def audit(
     """Prove a fleet: order, uniqueness, hash chains, transitions, snapshots. Exit code 1 if there is damage."""
     check_spark()
     from runstate.pipeline import audit as audits
+    from runstate.pipeline.findings_table import check_findings_target, write_findings
     from runstate.pipeline.origins import model_of
 
     urls = tables_as_of(urls, as_of)
     model_of(urls, model)  # Refused before Spark is started.
     if to is not None:
-        audits.check_findings_target(to)
+        check_findings_target(to)
     with spark_for(master, remote, conf, "audit", urls) as spark:
         found = audits.audit(spark, urls, model=model, snapshots=snapshots, silent_s=silent_s, skew_s=skew_s)
-        summary = audits.summary(found if to is None else audits.write(found, to))
+        summary = audits.summary(found if to is None else write_findings(found, to))
     if as_json:
         write_json(summary)
     else:

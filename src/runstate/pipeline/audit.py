@@ -8,9 +8,6 @@ events it has seen: an audit that has nothing else to say has looked.
 from __future__ import annotations
 
 import math
-import os
-import re
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -24,7 +21,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that users of Spark know
 
-from runstate.errors import InvalidUrl, LogDamaged, LogFailed, LogNotFound, LogTooNew, Unsupported
+from runstate.errors import InvalidUrl, LogDamaged, LogNotFound, LogTooNew, Unsupported
 from runstate.logs.log import Finding, now
 from runstate.models.model import AnyModel
 from runstate.models.registry import resolve_model
@@ -37,13 +34,9 @@ from runstate.pipeline.options import InvalidOption
 from runstate.pipeline.origins import StreamReader, counted_weights, open_origin
 from runstate.pipeline.rows import pack
 from runstate.pipeline.shards import Shard, cut_counted
-from runstate.pipeline.shared_storage import checked, marked
 from runstate.pipeline.snapshot_table import open_snapshot_table
 from runstate.pipeline.told import Told
 from runstate.pipeline.views import Request, Task, View
-from runstate.storage.directories import make_directories
-from runstate.storage.disk import DIRECTORY_MODE, FILE_MODE, RealDisk, temp_target
-from runstate.storage.target_directory import cannot_write, check_target, remove_own
 
 finding_schema = pa.schema(
     [
@@ -62,11 +55,6 @@ COVERED = "audit.covered"
 _asked_wrongly = (InvalidUrl, LogNotFound, LogTooNew, Unsupported)
 """What the asker must mend. Everything else that is wrong with a log is a finding about it."""
 _codes_max = 1000
-_nothing = re.compile("(?!)")
-_findings_name = re.compile("[0-9a-f]{16}")
-_part = r"(part-\d{5}-[0-9a-f-]{36}[^/]*\.parquet|_SUCCESS)"
-_findings = re.compile(rf"{_findings_name.pattern}/({_part}|\.{_part}\.crc)?")
-"""Directories of findings, and the files that Spark writes to them."""
 
 Row = tuple[str | None, str | None, int | None, str, str, str, str]
 
@@ -335,63 +323,3 @@ def _example(row: Any) -> dict[str, Any]:
     members: dict[str, Any] = row.asDict()
     del members["many"]
     return {**members, "details": msgspec.json.decode(members["details"])}
-
-
-def check_findings_target(to: Path) -> None:
-    """
-    Raises:
-        NotALog: something is there already.
-        LogFailed: findings are there already, or it cannot be written.
-    """
-    if (to / "_SUCCESS").exists():
-        raise LogFailed(f"{to} holds the findings of another audit. Choose an empty or new directory")
-    check_target(to, _nothing, has_marker=False)
-    check_target(to.absolute().parent, _nothing, has_marker=True)
-
-
-def remove_findings(directory: Path) -> None:
-    """Remove what `write` wrote to directories in this one that are named by 16 hexadecimal digits.
-
-    Raises:
-        OSError: a file cannot be removed.
-    """
-    for path in directory.iterdir():
-        if _findings_name.fullmatch(temp_target(path.name) or ""):
-            shutil.rmtree(path, ignore_errors=True)  # It does not follow a symlink.
-    remove_own(directory, _findings)
-
-
-def write(frame: DataFrame, to: Path) -> DataFrame:
-    """Run the audit and keep all of its rows as Parquet in a new or empty directory. Returns them as they stand there.
-
-    The directory is there once everything in it is, and survives a power cut then.
-
-    Raises:
-        NotALog: something else is there already.
-        LogFull, LogFailed: findings are there already, or it cannot be written.
-        PipelineFailed: a task failed, or has not seen streams that the driver sees; nothing is there.
-    """
-    to = to.absolute()
-    check_findings_target(to)
-    temporary = Path(RealDisk().temp_name(to))
-    rows = temporary / "rows"
-    try:
-        make_directories(RealDisk(), temporary)
-        with readable("audit"), marked(rows) as marker:
-            checked(frame, marker).write.parquet(f"file://{rows}")
-            written = frame.sparkSession.read.parquet(f"file://{rows}").where(F.col("code") == COVERED)
-            check_all_seen(written.agg(unseen_texts()).collect()[0]["unseen"])
-        # Executors write with a mode of their own. Nobody else can look into the directory until it is right.
-        for path in rows.iterdir():
-            with open(path, "rb+") as file:
-                os.fchmod(file.fileno(), FILE_MODE)
-                os.fsync(file.fileno())
-        rows.chmod(DIRECTORY_MODE)
-        RealDisk().sync_directory(rows)
-        rows.rename(to)
-        RealDisk().sync_directory(to.parent)
-    except OSError as error:
-        raise cannot_write(to, error) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return frame.sparkSession.read.parquet(f"file://{to}")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
@@ -93,6 +94,12 @@ class DeltaLog:
             path: (size, rows) for path, size, rows in zip(*(adds[name].to_pylist() for name in names), strict=True)
         }
 
+    def add_files(self, paths: Sequence[Path]) -> None:
+        """Add Parquet files that are in the directory, and flushed, to a table that has no notes of ours."""
+        at = _milliseconds()
+        stats = {path: f'{{"numRecords":{pq.read_metadata(path).num_rows}}}' for path in paths}
+        self._commit([AddAction(path.name, path.stat().st_size, {}, at, True, stats[path]) for path in paths])
+
     def commit(
         self, adds: Sequence[FileEntry], removes: Mapping[str, int], number: int, note: str, *, is_rewrite: bool = False
     ) -> None:
@@ -104,21 +111,22 @@ class DeltaLog:
             LogBusy: another program has changed the table meanwhile.
             TableDamaged: the log is not what was written.
         """
-        at = int(datetime.now(UTC).timestamp() * 1000)
-        actions: list[AddAction | RemoveAction] = [
-            AddAction(entry.name, entry.bytes, {}, at, not is_rewrite, _stats(entry)) for entry in adds
-        ]
-        actions += [RemoveAction(name, not is_rewrite, at, size, {}) for name, size in removes.items()]
+        at = _milliseconds()
+        added = [AddAction(entry.name, entry.bytes, {}, at, not is_rewrite, _stats(entry)) for entry in adds]
+        removed = [RemoveAction(name, not is_rewrite, at, size, {}) for name, size in removes.items()]
         properties = CommitProperties(
             custom_metadata={_application: note} if note else None,
             app_transactions=[Transaction(_application, number)],
             max_commit_retries=0,
         )
+        self._commit([*added, *removed], properties)
+
+    def _commit(self, actions: Sequence[AddAction | RemoveAction], properties: CommitProperties | None = None) -> None:
         with _readable(self.directory):
             table = self._open()
             version = table.version() + 1
             table.create_write_transaction(
-                actions,
+                list(actions),
                 "append",
                 table.schema(),
                 commit_properties=properties,
@@ -202,6 +210,10 @@ def _is_whole(path: Path) -> bool:
 
 def _commit_name(version: int) -> str:
     return f"{version:020d}.json"
+
+
+def _milliseconds() -> int:
+    return int(datetime.now(UTC).timestamp() * 1000)
 
 
 def _stats(entry: FileEntry) -> str:

@@ -4,7 +4,7 @@
                               of the directory
     DIR/events/MODEL          the event table
     DIR/snapshots/MODEL       the snapshot table
-    DIR/findings/MODEL/NAME   what the audit found, as Parquet
+    DIR/findings/MODEL/NAME   what the audit found, a Delta table
     DIR/report.html           the report
     DIR/spark.log             what Spark and its workers have printed
     DIR/runs/pipeline         the run itself: its events, and what each stage says it has done
@@ -343,6 +343,7 @@ def _replay(job: Job) -> None:
 
 def _audit(job: Job) -> None:
     from runstate.pipeline import audit as audits
+    from runstate.pipeline.findings_table import remove_findings, write_findings
 
     inputs = _inputs(job)
     spark, root = _spark(inputs.directory, "audit", inputs.urls), Path(inputs.directory)
@@ -354,10 +355,10 @@ def _audit(job: Job) -> None:
     to = root / "findings" / inputs.model / digest(job.read("inputs/{scope}.json"))[:16]
     with writing_to(to.parent):
         make_directories(RealDisk(), to.parent)
-        audits.remove_findings(to.parent)
+        remove_findings(to.parent)
     with tracked(spark, f"audit {inputs.model}", told_to(inputs.directory)):
         found = audits.audit(spark, proven, model=_loadable(inputs.model), snapshots=root / "snapshots" / inputs.model)
-        summary = audits.summary(audits.write(found, to))
+        summary = audits.summary(write_findings(found, to))
     rows = [
         FindingRow(each.severity, each.code, each.count, each.example["stream"] or "", each.example["message"])
         for each in summary.codes
