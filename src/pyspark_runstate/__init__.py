@@ -3,6 +3,6 @@
 `spark.read.format("runstate")` and `CREATE TABLE … USING runstate` then work in every session, without `register`.
 """
 
-from runstate.pipeline.source import RunstateSource as DefaultSource
+from runstate.pipeline.source.data_source import RunstateSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -22,12 +22,12 @@ from runstate.errors import InvalidUrl, LogBusy, NotALog, Unsupported
 from runstate.logs.archive import ArchiveLog
 from runstate.logs.archive.directory import ArchiveDirectory
 from runstate.logs.registry import open_log
-from runstate.pipeline.archive import archive
-from runstate.pipeline.archive_packs import Deletions, SeenPack, confirm_packs, kept_deletions
-from runstate.pipeline.audit import audit, summary
+from runstate.pipeline.archive.job import archive
+from runstate.pipeline.archive.packs import Deletions, SeenPack, confirm_packs, kept_deletions
+from runstate.pipeline.audit.job import audit, summary
 from runstate.pipeline.jobs import ingest, read_view, replay
-from runstate.pipeline.options import InvalidOption
-from runstate.pipeline.shared_storage import StorageNotShared
+from runstate.pipeline.source.options import InvalidOption
+from runstate.pipeline.spark.shared_storage import StorageNotShared
 from runstate.retention import Archiving, infos
 from runstate.store import open as open_store
 
@@ -132,8 +132,8 @@ _program = """
 import json, os, signal, sys, threading, time
 from datetime import UTC, datetime
 from pathlib import Path
-from runstate.pipeline.archive import archive
-from runstate.pipeline.session import spark_session
+from runstate.pipeline.archive.job import archive
+from runstate.pipeline.spark.session import spark_session
 from runstate.retention import Archiving
 
 url, to, kill = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "executor"
@@ -249,11 +249,11 @@ def test_a_driver_that_is_killed_between_the_two_steps_has_deleted_nothing_and_t
 
 
 _dying_program = _program.replace(
-    "from runstate.pipeline.archive import archive",
+    "from runstate.pipeline.archive.job import archive",
     """
-import runstate.pipeline.archive
-from runstate.pipeline.archive import archive
-runstate.pipeline.archive.confirm_packs = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
+import runstate.pipeline.archive.job
+from runstate.pipeline.archive.job import archive
+runstate.pipeline.archive.job.confirm_packs = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
 """,
 )
 
@@ -271,7 +271,7 @@ def test_between_the_steps_a_run_that_gets_a_file_stays_and_one_that_is_deleted_
             log.delete_stream(over[1])
         return confirm_packs(directory, packs)
 
-    monkeypatch.setattr("runstate.pipeline.archive.confirm_packs", change)
+    monkeypatch.setattr("runstate.pipeline.archive.job.confirm_packs", change)
     done = archive(spark, url, tmp_path / "archive", everything, shards=2)
     assert done.counts["gone"] == 1
     assert [(each.stream, each.code) for each in done.refused] == [(over[0], "archive.unfit")]
@@ -291,7 +291,7 @@ def test_what_the_driver_does_not_see_as_a_task_does_is_not_deleted(
         path.write_bytes(data)
         return confirm_packs(directory, packs)
 
-    monkeypatch.setattr("runstate.pipeline.archive.confirm_packs", changed)
+    monkeypatch.setattr("runstate.pipeline.archive.job.confirm_packs", changed)
     with pytest.raises(StorageNotShared, match="other bytes"):
         archive(spark, url, tmp_path / "archive", everything, shards=2)
     assert lines_of(url) == before
@@ -318,9 +318,9 @@ def test_two_attempts_at_the_same_shard_at_once_are_safe(tmp_path: Path) -> None
 
 def _attempted(count: int, url: str, options: dict[str, str]) -> list[dict[str, str]]:
     """What attempts at one task tell that are made at once."""
-    from runstate.pipeline.archive import view
-    from runstate.pipeline.shards import Shard
-    from runstate.pipeline.views import Request, Task
+    from runstate.pipeline.archive.job import view
+    from runstate.pipeline.source.shards import Shard
+    from runstate.pipeline.source.views import Request, Task
 
     task = Task(Request((url,), "archive", "engine", options=options), Shard())
     told: list[dict[str, str]] = []

@@ -26,18 +26,18 @@ from runstate.models.canonical import digest
 from runstate.models.engine import ENGINE, RunEventWrite
 from runstate.models.model import stable_uuid
 from runstate.models.rundir import RUNDIR, RunEvent
-from runstate.pipeline import sorted_files
-from runstate.pipeline.audit import COVERED, audit, summary, view
-from runstate.pipeline.event_table import event_table_schema
-from runstate.pipeline.failures import PipelineFailed
-from runstate.pipeline.findings_table import write_findings
-from runstate.pipeline.ingest import event_batch
+from runstate.pipeline.audit.findings_table import write_findings
+from runstate.pipeline.audit.job import COVERED, audit, summary, view
 from runstate.pipeline.jobs import ingest, replay
-from runstate.pipeline.options import InvalidOption
-from runstate.pipeline.shards import Shard
-from runstate.pipeline.sorted_files import SortedWriter
-from runstate.pipeline.table import Commit, Table
-from runstate.pipeline.views import Request, Task
+from runstate.pipeline.source.options import InvalidOption
+from runstate.pipeline.source.shards import Shard
+from runstate.pipeline.source.views import Request, Task
+from runstate.pipeline.spark.failures import PipelineFailed
+from runstate.pipeline.tables import sorted_files
+from runstate.pipeline.tables.event_table import event_table_schema
+from runstate.pipeline.tables.ingest import event_batch
+from runstate.pipeline.tables.sorted_files import SortedWriter
+from runstate.pipeline.tables.table import Commit, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

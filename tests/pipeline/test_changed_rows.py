@@ -11,12 +11,12 @@ from tests.changed_rows import change_rows
 from tests.pipeline.fleet_logs import filled
 
 from runstate.logs.registry import open_log
-from runstate.pipeline.audit import audit, summary
-from runstate.pipeline.event_table import open_event_table
-from runstate.pipeline.failures import PipelineFailed, readable
+from runstate.pipeline.audit.job import audit, summary
 from runstate.pipeline.jobs import ingest, read_view, replay
-from runstate.pipeline.quarantine import quarantined
-from runstate.pipeline.shards import Shard
+from runstate.pipeline.source.shards import Shard
+from runstate.pipeline.spark.failures import PipelineFailed, readable
+from runstate.pipeline.tables.event_table import open_event_table
+from runstate.pipeline.tables.quarantine import quarantined
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

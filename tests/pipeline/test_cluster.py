@@ -17,7 +17,7 @@ _program = """
 import json, os, signal, sys, threading, time
 from pathlib import Path
 from runstate.pipeline.jobs import ingest, read_view, replay
-from runstate.pipeline.session import spark_session
+from runstate.pipeline.spark.session import spark_session
 
 urls, to = json.loads(sys.argv[1]), Path(sys.argv[2])
 conf = {
@@ -105,9 +105,9 @@ def test_a_cluster_gives_the_same_snapshots_and_survives_the_loss_of_an_executor
 _streams = """
 import json, sys
 from pathlib import Path
-from runstate.pipeline.session import spark_session
-from runstate.pipeline.source import register
-from runstate.pipeline.stream import live_projection
+from runstate.pipeline.spark.session import spark_session
+from runstate.pipeline.source.data_source import register
+from runstate.pipeline.live.stream import live_projection
 
 url = sys.argv[1]
 conf = {

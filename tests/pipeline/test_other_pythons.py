@@ -13,15 +13,15 @@ import pytest
 from pyspark.errors import PySparkRuntimeError
 from tests.pipeline.fleet_logs import filled
 
-from runstate.pipeline.failures import PythonVersionMismatch, explain
+from runstate.pipeline.spark.failures import PythonVersionMismatch, explain
 
 _program = """
 import json, sys
 from pathlib import Path
 from runstate.errors import RunstateError
 from runstate.pipeline.jobs import ingest
-from runstate.pipeline.session import spark_session
-from runstate.pipeline.shipping import check_executors
+from runstate.pipeline.spark.session import spark_session
+from runstate.pipeline.spark.shipping import check_executors
 
 url, to, python = sys.argv[1:]
 conf = {"spark.pyspark.python": python, "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}

@@ -15,14 +15,14 @@ from pyspark.sql import SparkSession
 from tests.fleets import histories
 
 from runstate.models.registry import find_model
-from runstate.pipeline.event_table import open_event_table
-from runstate.pipeline.failures import PipelineFailed
-from runstate.pipeline.file_lines import FileChanged, LineNumbers, Stretch, whole
 from runstate.pipeline.jobs import ingest
-from runstate.pipeline.packed_files import FileDamaged
-from runstate.pipeline.plain_files import _stretch_rows, find_files
-from runstate.pipeline.quarantine import quarantined
-from runstate.pipeline.shards import Shard
+from runstate.pipeline.source.file_lines import FileChanged, LineNumbers, Stretch, whole
+from runstate.pipeline.source.packed_files import FileDamaged
+from runstate.pipeline.source.plain_files import _stretch_rows, find_files
+from runstate.pipeline.source.shards import Shard
+from runstate.pipeline.spark.failures import PipelineFailed
+from runstate.pipeline.tables.event_table import open_event_table
+from runstate.pipeline.tables.quarantine import quarantined
 
 packings: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,

@@ -20,11 +20,11 @@ _program = """
 import json, sys
 from pathlib import Path
 from runstate.errors import RunstateError
-from runstate.pipeline.findings_table import write_findings
-from runstate.pipeline import audit
-from runstate.pipeline.archive import archive
+from runstate.pipeline.audit.findings_table import write_findings
+from runstate.pipeline.audit import job as audit
+from runstate.pipeline.archive.job import archive
 from runstate.pipeline.jobs import compact, ingest, replay
-from runstate.pipeline.session import spark_session
+from runstate.pipeline.spark.session import spark_session
 from runstate.retention import Archiving
 
 url, files, private, python = sys.argv[1:]
@@ -107,8 +107,8 @@ _archive = """
 import json, sys
 from pathlib import Path
 from runstate.errors import RunstateError
-from runstate.pipeline.archive import archive
-from runstate.pipeline.session import spark_session
+from runstate.pipeline.archive.job import archive
+from runstate.pipeline.spark.session import spark_session
 from runstate.retention import Archiving
 
 url, to, python = sys.argv[1:]
@@ -144,10 +144,10 @@ _sources = """
 import json, sys
 from pathlib import Path
 from runstate.errors import RunstateError
-from runstate.pipeline import audit
-from runstate.pipeline.archive import archive
+from runstate.pipeline.audit import job as audit
+from runstate.pipeline.archive.job import archive
 from runstate.pipeline.jobs import ingest, replay
-from runstate.pipeline.session import spark_session
+from runstate.pipeline.spark.session import spark_session
 from runstate.retention import Archiving
 
 url, model, to, python = sys.argv[1:]

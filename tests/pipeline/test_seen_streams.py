@@ -11,11 +11,11 @@ from tests.pipeline.fleet_logs import filled
 from tests.tables import new_table
 
 from runstate.logs.registry import open_log
-from runstate.pipeline.audit import audit, summary
-from runstate.pipeline.census import Planned, Seen, SourceNotShared, check_seen
-from runstate.pipeline.failures import PipelineFailed
+from runstate.pipeline.audit.job import audit, summary
 from runstate.pipeline.jobs import planned_view, read_view, seen_in
-from runstate.pipeline.source import RunstateSource, StreamsReader
+from runstate.pipeline.source.census import Planned, Seen, SourceNotShared, check_seen
+from runstate.pipeline.source.data_source import RunstateSource, StreamsReader
+from runstate.pipeline.spark.failures import PipelineFailed
 from runstate.store import open as open_store
 
 if TYPE_CHECKING:

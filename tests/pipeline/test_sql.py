@@ -12,7 +12,7 @@ from tests.pipeline.fleet_logs import event_lines, filled, local_snapshots
 
 from runstate.errors import LogNotFound
 from runstate.pipeline.jobs import ingest, read_view, replay
-from runstate.pipeline.sql_views import read_table, register_views
+from runstate.pipeline.source.sql_views import read_table, register_views
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +49,9 @@ def test_a_table_of_the_catalog_is_a_log(spark: SparkSession, fleet: Path) -> No
 def test_no_password_is_kept_in_the_schema_of_a_table(
     spark: SparkSession, fleet: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from runstate.pipeline.source import RunstateSource
+    from runstate.pipeline.source.data_source import RunstateSource
 
-    monkeypatch.setattr("runstate.pipeline.source.model_of", lambda *_: "engine")
+    monkeypatch.setattr("runstate.pipeline.source.data_source.model_of", lambda *_: "engine")
     made = RunstateSource({"url": "postgresql://u:hidden@h/db", "option.url": "x", "provider": "runstate"}).schema()
     assert "postgresql://u@h/db" in made.json()
     assert "hidden" not in made.json()

@@ -40,7 +40,7 @@ def sql(
 ) -> None:
     """Ask a fleet in SQL. The views are events, snapshots, spans and, of tables, quarantine, heads and findings."""
     check_spark()
-    from runstate.pipeline.sql_views import find_places, register_views
+    from runstate.pipeline.source.sql_views import find_places, register_views
 
     found = find_places(places)  # Refused before Spark is started.
     with spark_for(master, remote, conf, "sql", found.logs) as spark:
@@ -59,7 +59,7 @@ def shell(
 ) -> None:
     """Ask a fleet in SQL, one statement after the other. A statement ends with a semicolon; Ctrl-D ends the shell."""
     check_spark()
-    from runstate.pipeline.sql_views import find_places, register_views
+    from runstate.pipeline.source.sql_views import find_places, register_views
 
     found = find_places(places)  # Refused before Spark is started.
     with suppress(ImportError):
@@ -109,8 +109,8 @@ def _asked(spark: SparkSession, query: str) -> DataFrame:
     """
     from pyspark.errors import AnalysisException, ParseException
 
-    from runstate.pipeline.failures import explain, readable
-    from runstate.pipeline.options import InvalidOption
+    from runstate.pipeline.source.options import InvalidOption
+    from runstate.pipeline.spark.failures import explain, readable
 
     try:
         with readable("sql"):
@@ -122,7 +122,7 @@ def _asked(spark: SparkSession, query: str) -> DataFrame:
 
 
 def _rows(frame: DataFrame) -> Iterator[list[Any]]:
-    from runstate.pipeline.failures import readable
+    from runstate.pipeline.spark.failures import readable
 
     with readable("sql"):
         for row in frame.collect():

@@ -15,23 +15,23 @@ from pyspark.sql import DataFrame, SparkSession
 from runstate.errors import RunstateError, shown_url
 from runstate.logs.log import now
 from runstate.models.registry import find_model, resolve_model
-from runstate.pipeline.census import Seen, check_seen
-from runstate.pipeline.compaction import check_compactable
-from runstate.pipeline.event_table import event_schemas, open_event_table
-from runstate.pipeline.failures import readable
-from runstate.pipeline.file_events import assembled, file_counts
-from runstate.pipeline.file_progress import consumed_before, keep_plan, new_parts, planned
-from runstate.pipeline.in_place import few_rows
-from runstate.pipeline.options import InvalidOption
-from runstate.pipeline.origins import Origins, model_of
-from runstate.pipeline.plain_files import find_files
-from runstate.pipeline.replay import snapshot_schema
-from runstate.pipeline.session import is_remote
-from runstate.pipeline.shared_storage import marked
-from runstate.pipeline.sorted_files import FileEntry
-from runstate.pipeline.source import RunstateSource, register
-from runstate.pipeline.table import Commit, Table, TableInfo
-from runstate.pipeline.views import Request
+from runstate.pipeline.replay.fold import snapshot_schema
+from runstate.pipeline.source.census import Seen, check_seen
+from runstate.pipeline.source.data_source import RunstateSource, register
+from runstate.pipeline.source.options import InvalidOption
+from runstate.pipeline.source.origins import Origins, model_of
+from runstate.pipeline.source.plain_files import find_files
+from runstate.pipeline.source.views import Request
+from runstate.pipeline.spark.failures import readable
+from runstate.pipeline.spark.session import is_remote
+from runstate.pipeline.spark.shared_storage import marked
+from runstate.pipeline.spark.small_jobs import few_rows
+from runstate.pipeline.tables.compaction import check_compactable
+from runstate.pipeline.tables.event_table import event_schemas, open_event_table
+from runstate.pipeline.tables.file_events import assembled, file_counts
+from runstate.pipeline.tables.file_progress import consumed_before, keep_plan, new_parts, planned
+from runstate.pipeline.tables.sorted_files import FileEntry
+from runstate.pipeline.tables.table import Commit, Table, TableInfo
 from runstate.store_options import event_bytes_default
 
 _cores_default = 8

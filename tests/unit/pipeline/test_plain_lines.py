@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from runstate.errors import InvalidUrl, LogNotFound
 from runstate.models.rundir import RUNDIR
-from runstate.pipeline import file_lines, plain_files
-from runstate.pipeline.file_lines import (
+from runstate.pipeline.source import file_lines, plain_files
+from runstate.pipeline.source.file_lines import (
     FileChanged,
     Line,
     LineNumbers,
@@ -26,7 +26,7 @@ from runstate.pipeline.file_lines import (
     read_lines,
     whole,
 )
-from runstate.pipeline.plain_files import FileShard, cut_parts, find_files, line_schema, row_of
+from runstate.pipeline.source.plain_files import FileShard, cut_parts, find_files, line_schema, row_of
 
 
 def _lines_in(data: bytes) -> list[bytes]:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runstate.pipeline.shards import Shard, cut, cut_counted, place_before
+from runstate.pipeline.source.shards import Shard, cut, cut_counted, place_before
 
 streams = st.lists(st.text(min_size=1, max_size=5), unique=True, max_size=60).map(sorted)
 
