@@ -207,7 +207,7 @@ def fill(path: Path, backlog: int) -> None:
 def _replayed(url: str, directory: Path, backlog: int) -> dict[str, Any]:
     from benchmarks.live_sides import heap
     from runstate.pipeline.jobs import replay
-    from runstate.pipeline.session import spark_session
+    from runstate.pipeline.spark.session import spark_session
 
     with spark_session(master="local[2]", conf=heap) as spark:
         spark.range(1).count()

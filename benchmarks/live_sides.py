@@ -20,9 +20,9 @@ from benchmarks.live import held_name
 from runstate.logs.log import now
 from runstate.logs.registry import open_log
 from runstate.models.engine import ENGINE
-from runstate.pipeline.session import spark_session
-from runstate.pipeline.source import register
-from runstate.pipeline.stream import live_projection, settle
+from runstate.pipeline.live.stream import live_projection, settle
+from runstate.pipeline.source.data_source import register
+from runstate.pipeline.spark.session import spark_session
 from runstate.projector import Projector
 from runstate.sinks import Projected, StoreSink
 

@@ -49,7 +49,7 @@ from benchmarks.pipeline_sides import (
 )
 from benchmarks.plot import save_plot
 from benchmarks.report import as_data, machine_facts, print_aims, print_facts, print_table, show_ratio
-from runstate.pipeline.session import spark_session
+from runstate.pipeline.spark.session import spark_session
 
 events_default = 5_000_000
 events_quick = 200_000

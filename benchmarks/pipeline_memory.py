@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from runstate.pipeline.jobs import ingest, read_view, replay
-from runstate.pipeline.session import spark_session
+from runstate.pipeline.spark.session import spark_session
 
 heap_mib = 512
 """Spark refuses to start with less than 450."""

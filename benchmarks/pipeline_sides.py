@@ -25,8 +25,8 @@ from benchmarks.replay import Needed
 from runstate.logs.registry import open_log
 from runstate.models.canonical import digest
 from runstate.models.registry import find_model
-from runstate.pipeline.event_table import open_event_table
 from runstate.pipeline.jobs import read_view
+from runstate.pipeline.tables.event_table import open_event_table
 
 processes = 2
 

@@ -140,7 +140,7 @@ def make_table(directory: Path, model: str) -> None:
     """An event table with one commit and no rows."""
     from tests.tables import change_info, new_table
 
-    from runstate.pipeline.table import Commit
+    from runstate.pipeline.tables.table import Commit
 
     new_table(directory).commit(Commit(number=1, files=[], consumed={"urls": []}))
     change_info(directory, model=model)

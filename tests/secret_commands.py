@@ -276,7 +276,7 @@ def main() -> None:
     outputs, spark_conf = Path(sys.argv[1]), json.loads(sys.argv[2])
     calls = [Call(*each) for each in json.loads(sys.stdin.buffer.read())]
     if spark_conf is not None:
-        from runstate.pipeline.session import session
+        from runstate.pipeline.spark.session import session
 
         session(master="local[2]", conf=spark_conf)
     codes = []

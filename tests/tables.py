@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 
 from runstate.models.registry import find_model
-from runstate.pipeline.event_table import event_schemas
-from runstate.pipeline.replay import snapshot_schema
-from runstate.pipeline.table import Table, TableInfo
+from runstate.pipeline.replay.fold import snapshot_schema
+from runstate.pipeline.tables.event_table import event_schemas
+from runstate.pipeline.tables.table import Table, TableInfo
 
 
 def new_table(directory: Path, kind: str = "events", model: str = "engine") -> Table:

@@ -22,17 +22,16 @@ from runstate.errors import (
     InvalidEvent,
     InvalidJson,
     InvalidStream,
-    LogBusy,
     LogDamaged,
     ModelFailed,
     ModelMismatch,
     RunstateError,
     SequenceConflict,
-    StreamNotFound,
     Truncated,
     Unsupported,
 )
 from runstate.logs.archive.blobs import BlobKeeper
+from runstate.logs.archive.deleting import check_no_files, delete_run, was_deleted
 from runstate.logs.archive.directory import ArchiveDirectory
 from runstate.logs.archive.log import ArchiveLog
 from runstate.logs.archive.packs import ArchivedRun, Unfit, encode_line
@@ -40,9 +39,8 @@ from runstate.logs.archive.reading import Contents, Copy, is_intact
 from runstate.logs.archive.restoring import adopt_run, check_restored, missing_events, stored, without_blobs
 from runstate.logs.archive.writing import PackWriter, settle
 from runstate.logs.archived_streams import check_not_older
-from runstate.logs.log import Capability, EventLog, Record, StreamInfo, Tombstone, now
+from runstate.logs.log import Capability, EventLog, Record, StreamInfo
 from runstate.logs.stream_blobs import needed_by
-from runstate.logs.stream_directories import DirectoryLog
 from runstate.models.model import AnyModel
 from runstate.store import Store
 
@@ -127,9 +125,14 @@ class Archiver:
         self._contents = Contents(directory)
         self._contents.check()
         self._settled: set[str] = set()
+        self._deletes = not archiving.keep
         self._blobs = BlobKeeper(log, directory, needed_by(model), dry_run=archiving.dry_run)
         self.passed_over: Counter[str] = Counter()
         """Runs that are not to be archived, or not yet: `recent`, `unfinished`, `other_model`."""
+        self.written: list[str] = []
+        """Packs that were written."""
+        self.held: dict[str, list[str]] = {}
+        """Packs of earlier jobs, with the streams in them that `copy` has found there."""
 
     def holds(self, stream: str) -> bool:
         return stream in self._contents.runs
@@ -159,6 +162,14 @@ class Archiver:
         finally:
             pack.abort()
 
+    def copy(self, streams: Iterable[StreamInfo]) -> Iterator[RunOutcome]:
+        """As `run`, but nothing is deleted: the runs of `written` and `held` are ready for `delete_copies`.
+
+        A run that is ready is told by that alone.
+        """
+        self._deletes = False
+        return (outcome for outcome in self.run(streams) if outcome.outcome == "refused")
+
     def _take(self, info: StreamInfo, pack: PackWriter) -> RunOutcome | Literal["waiting"] | None:
         if info.model not in ("", self._model.name):
             self.passed_over["other_model"] += 1
@@ -173,7 +184,7 @@ class Archiver:
         blobs = self._blobs.keep(self._records(info))
         held = self._contents.runs.get(info.stream)
         if held is not None and self._compare(info, held) and blobs <= {*(held.run.blobs or ())}:
-            return self._told(info, "held", held.run) if self._archiving.keep else self._delete_held(info, held)
+            return self._told(info, "held", held.run) if self._archiving.keep else self._take_held(info, held)
         if self._archiving.dry_run:
             size = sum(len(encode_line(record)) for record in self._records(info))
             return RunOutcome(info.stream, "copied" if self._archiving.keep else "archived", info.events, size)
@@ -186,11 +197,12 @@ class Archiver:
 
     def _finish(self, pack: PackWriter, waiting: list[StreamInfo]) -> Iterator[RunOutcome]:
         copies = {copy.run.stream: copy for copy in pack.commit()}
+        self.written += [pack.name] if copies else []
         for info in waiting:
             run = copies[info.stream].run
-            yield self._told(info, "copied", run) if self._archiving.keep else self._delete(info, run, "archived")
+            yield self._delete(info, run, "archived") if self._deletes else self._told(info, "copied", run)
 
-    def _delete_held(self, info: StreamInfo, held: Copy) -> RunOutcome:
+    def _take_held(self, info: StreamInfo, held: Copy) -> RunOutcome:
         """Delete a run that an earlier job has archived, once that is as sure as if it had been done now."""
         if not is_intact(self._directory, held):
             raise LogDamaged(
@@ -203,26 +215,14 @@ class Archiver:
         if held.pack not in self._settled:
             settle(self._directory, held.pack)
             self._settled.add(held.pack)
+        if not self._deletes:
+            self.held.setdefault(held.pack, []).append(info.stream)
+            return self._told(info, "held", held.run)
         return self._delete(info, held.run, "deleted")
 
     def _delete(self, info: StreamInfo, run: ArchivedRun, done: What) -> RunOutcome:
-        try:
-            self._log.delete_stream(
-                info.stream,
-                expected_seq=run.last_seq,
-                first_persisted_at=info.first_persisted_at,
-                tombstone=self._tombstone(run),
-            )
-        except StreamNotFound:
-            return self._told(info, "gone", run)
-        except SequenceConflict:
-            return self._told(info, "moved_on", run)
-        except LogBusy:
-            return self._told(info, "busy", run)
-        return self._told(info, done, run)
-
-    def _tombstone(self, run: ArchivedRun) -> Tombstone:
-        return Tombstone(run.stream, run.last_seq, run.sha256, self._directory.url, now())
+        outcome = delete_run(self._log, self._directory, run, info.first_persisted_at)
+        return self._told(info, done if outcome == "deleted" else outcome, run)
 
     def _told(self, info: StreamInfo, what: What, run: ArchivedRun) -> RunOutcome:
         return RunOutcome(info.stream, what, run.events, run.bytes)
@@ -254,14 +254,8 @@ class Archiver:
         for finding in self._log.verify(info.stream):
             if finding.severity == "damage":
                 raise LogDamaged(f"{finding.code}: {finding.message}", stream=info.stream, seq=finding.seq)
-        if self._archiving.keep or self._archiving.discard_files or not isinstance(self._log, DirectoryLog):
-            return
-        if files := self._log.files_beside(info.stream):
-            raise Unfit(
-                f"The run's directory holds {', '.join(files[:3])}, which an archive does not keep: move it elsewhere, "
-                "copy the run with --keep, or give the files up with --discard-files",
-                stream=info.stream,
-            )
+        if not self._archiving.keep and not self._archiving.discard_files:
+            check_no_files(self._log, info.stream)
 
     def _compare(self, info: StreamInfo, held: Copy) -> bool:
         """Whether the archive holds the run as it is now; False if it holds an earlier state of it.
@@ -287,6 +281,28 @@ class Archiver:
 
     def _records(self, info: StreamInfo) -> Iterator[Record]:
         return stored(self._log, info.stream, info.last_seq)
+
+
+def delete_copies(
+    log: EventLog, directory: ArchiveDirectory, copies: Iterable[Copy], done: What, *, discard_files: bool
+) -> Iterator[RunOutcome]:
+    """Delete runs that `Archiver.copy` has made ready, and tell what became of each: `done`, where nothing was amiss.
+
+    Raises:
+        LogFailed: of the log. What was told is deleted, everything else is still there.
+    """
+    for copy in copies:
+        run = copy.run
+        try:
+            if not discard_files:
+                check_no_files(log, run.stream)
+        except Unfit as error:
+            yield RunOutcome(run.stream, "refused", run.events, code=error.code, reason=str(error))
+            continue
+        outcome = delete_run(log, directory, run, run.first_persisted_at)
+        # An earlier attempt at the same task may have deleted it.
+        is_done = outcome == "deleted" or (outcome == "gone" and was_deleted(log, directory, run))
+        yield RunOutcome(run.stream, done if is_done else outcome, run.events, run.bytes)
 
 
 def restore(

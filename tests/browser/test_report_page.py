@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.browser.chromium import Browser, program
 
-from runstate.pipeline.page import render
-from runstate.pipeline.page_report import (
+from runstate.pipeline.report.page import render
+from runstate.pipeline.report.page_report import (
     BinRow,
     CallRow,
     FindingRow,
@@ -24,7 +24,7 @@ from runstate.pipeline.page_report import (
     Throughput,
     Totals,
 )
-from runstate.pipeline.time_bins import time_text
+from runstate.pipeline.report.time_bins import time_text
 
 pytestmark = [
     pytest.mark.slow,

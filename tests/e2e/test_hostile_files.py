@@ -86,10 +86,10 @@ def test_every_reader_copes_with_anything_in_place_of_an_event(
 
 def make_rows(directory: Path) -> dict[str, Any]:
     """An event table with one file of each kind, as plain data: its only commit."""
-    from runstate.pipeline.event_table import quarantine_schema
-    from runstate.pipeline.rows import event_schema
-    from runstate.pipeline.sorted_files import SortedWriter
-    from runstate.pipeline.table import Commit
+    from runstate.pipeline.source.rows import event_schema
+    from runstate.pipeline.tables.event_table import quarantine_schema
+    from runstate.pipeline.tables.sorted_files import SortedWriter
+    from runstate.pipeline.tables.table import Commit
 
     table, files = new_table(directory), []
     for kind, schema in (("events", event_schema), ("quarantine", quarantine_schema)):
@@ -170,8 +170,8 @@ def test_readers_of_a_table_cope_with_anything_in_place_of_a_file(scene: Scene, 
 
 def read_table(scene: Scene) -> None:
     """Read it by a command that needs no Spark, and as a task of Spark does."""
-    from runstate.pipeline.origins import Origins
-    from runstate.pipeline.shards import Shard
+    from runstate.pipeline.source.origins import Origins
+    from runstate.pipeline.source.shards import Shard
 
     scene.run("pipeline", "quarantine", "table")
     with suppress(RunstateError), Origins(["table:table"]) as origins:

@@ -95,7 +95,7 @@ def test_archiving_writes_through_no_link_inside_an_archive(scene: Scene, place:
 
 @pytest.mark.parametrize("place", ["events", "events/_delta_log", "heads", ".lock"])
 def test_nothing_is_written_through_a_link_inside_a_table(scene: Scene, place: str) -> None:
-    from runstate.pipeline.table import Commit, Table
+    from runstate.pipeline.tables.table import Commit, Table
 
     make_table(scene.here / "table", "engine")
     (scene.here / "table" / "events" / "events-0123456789abcdef.parquet").touch()

@@ -36,7 +36,7 @@ from tests.secret_commands import (
 )
 from tests.unit.runtimes.loopback import answer, serving
 
-from runstate.pipeline.java import class_archive, find_java
+from runstate.pipeline.spark.java import class_archive, find_java
 from runstate.runtimes.session import linear, open_sessions, unwrap
 from runstate.store import open as open_store
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.log_urls import credentials
 
-from runstate.pipeline.session import session
+from runstate.pipeline.spark.session import session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

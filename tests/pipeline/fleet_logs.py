@@ -11,9 +11,9 @@ from tests.log_urls import durable_schemes, take_no_events, url_at
 from runstate.logs.archive.directory import ArchiveDirectory
 from runstate.logs.archive.writing import PackWriter
 from runstate.logs.registry import open_log
-from runstate.pipeline.origins import open_origin
-from runstate.pipeline.shards import Shard
-from runstate.pipeline.snapshot_table import open_snapshot_table, snapshot_rows
+from runstate.pipeline.replay.snapshot_table import open_snapshot_table, snapshot_rows
+from runstate.pipeline.source.origins import open_origin
+from runstate.pipeline.source.shards import Shard
 from runstate.store import open as open_store
 
 

@@ -21,7 +21,7 @@ from runstate.logs.sqlite.appends import insert_event
 from runstate.logs.stored_rows import checksum
 from runstate.models.engine import ENGINE
 from runstate.models.model import stable_uuid
-from runstate.pipeline.parquet_sink import read_version
+from runstate.pipeline.live.parquet_sink import read_version
 from runstate.store import open as open_store
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class OnSpark:
         self._spark = spark
 
     def start(self, urls: Sequence[str], to: str, state: Path, *, model: str = "engine") -> None:
-        from runstate.pipeline.stream import live_projection
+        from runstate.pipeline.live.stream import live_projection
 
         self._urls, self._state = urls, state
         self.projection = live_projection(self._spark, urls, to, state, model=model, trigger_ms=20)

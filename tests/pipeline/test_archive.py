@@ -22,10 +22,12 @@ from runstate.errors import InvalidUrl, LogBusy, NotALog, Unsupported
 from runstate.logs.archive import ArchiveLog
 from runstate.logs.archive.directory import ArchiveDirectory
 from runstate.logs.registry import open_log
-from runstate.pipeline.archive import archive
-from runstate.pipeline.audit import audit, summary
+from runstate.pipeline.archive.job import archive
+from runstate.pipeline.archive.packs import Deletions, SeenPack, confirm_packs, kept_deletions
+from runstate.pipeline.audit.job import audit, summary
 from runstate.pipeline.jobs import ingest, read_view, replay
-from runstate.pipeline.options import InvalidOption
+from runstate.pipeline.source.options import InvalidOption
+from runstate.pipeline.spark.shared_storage import StorageNotShared
 from runstate.retention import Archiving, infos
 from runstate.store import open as open_store
 
@@ -130,8 +132,8 @@ _program = """
 import json, os, signal, sys, threading, time
 from datetime import UTC, datetime
 from pathlib import Path
-from runstate.pipeline.archive import archive
-from runstate.pipeline.session import spark_session
+from runstate.pipeline.archive.job import archive
+from runstate.pipeline.spark.session import spark_session
 from runstate.retention import Archiving
 
 url, to, kill = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "executor"
@@ -225,30 +227,114 @@ def test_a_driver_that_is_killed_in_mid_job_is_started_again_and_goes_on(spark: 
     check_moved(url, to, before, over)
 
 
+def test_a_driver_that_is_killed_between_the_two_steps_has_deleted_nothing_and_the_next_job_deletes(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    url = filled("ndjson", "rundir", tmp_path)
+    over, before, to = finished(url, "rundir"), lines_of(url), tmp_path / "archive"
+    command = [sys.executable, "-c", _dying_program, url, str(to), "driver"]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        process.wait(120)
+    assert process.returncode == -signal.SIGKILL
+    assert lines_of(url) == before
+    assert lines_of(f"archive:{to}") == [line for line in before if line[0] in over]
+    packs = sorted(path.name for path in (to / "packs").glob("*.ndjson"))
+    done = archive(spark, url, to, everything, shards=3)
+    assert done.counts["deleted"] == len(over)
+    assert "archived" not in done.counts
+    assert sorted(path.name for path in (to / "packs").glob("*.ndjson")) == packs
+    check_moved(url, to, before, over)
+
+
+_dying_program = _program.replace(
+    "from runstate.pipeline.archive.job import archive",
+    """
+import runstate.pipeline.archive.job
+from runstate.pipeline.archive.job import archive
+runstate.pipeline.archive.job.confirm_packs = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
+""",
+)
+
+
+def test_between_the_steps_a_run_that_gets_a_file_stays_and_one_that_is_deleted_is_told(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = filled("ndjson", "rundir", tmp_path)
+    over = sorted(finished(url, "rundir"))
+    root = Path(url.removeprefix("ndjson:"))
+
+    def change(directory: ArchiveDirectory, packs: list[SeenPack]) -> Deletions:
+        (root / over[0] / "artifact.txt").write_text("mine")
+        with open_log(url) as log:
+            log.delete_stream(over[1])
+        return confirm_packs(directory, packs)
+
+    monkeypatch.setattr("runstate.pipeline.archive.job.confirm_packs", change)
+    done = archive(spark, url, tmp_path / "archive", everything, shards=2)
+    assert done.counts["gone"] == 1
+    assert [(each.stream, each.code) for each in done.refused] == [(over[0], "archive.unfit")]
+    assert (root / over[0] / "artifact.txt").exists()
+
+
+def test_what_the_driver_does_not_see_as_a_task_does_is_not_deleted(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = filled("sqlite", "engine", tmp_path)
+    before = lines_of(url)
+
+    def changed(directory: ArchiveDirectory, packs: list[SeenPack]) -> Deletions:
+        (path, *_) = (tmp_path / "archive").glob("packs/*.ndjson")
+        data = bytearray(path.read_bytes())
+        data[100] ^= 1
+        path.write_bytes(data)
+        return confirm_packs(directory, packs)
+
+    monkeypatch.setattr("runstate.pipeline.archive.job.confirm_packs", changed)
+    with pytest.raises(StorageNotShared, match="other bytes"):
+        archive(spark, url, tmp_path / "archive", everything, shards=2)
+    assert lines_of(url) == before
+
+
 def test_two_attempts_at_the_same_shard_at_once_are_safe(tmp_path: Path) -> None:
     """As with speculation: two processes' worth of work on the same runs, each with packs of its own."""
-    from runstate.pipeline.archive import view
-    from runstate.pipeline.shards import Shard
-    from runstate.pipeline.views import Request, Task
-
     url = filled("sqlite", "engine", tmp_path, runs=40)
     over, before, to = finished(url, "engine"), lines_of(url), tmp_path / "archive"
-    ArchiveDirectory(to).prepare("engine")
+    directory = ArchiveDirectory(to)
+    directory.prepare("engine")
     options = {"to": str(to), "archiving": msgspec.json.encode(everything).decode()}
+    copied = _attempted(3, url, options)
+    assert lines_of(url) == before
+    for told in copied:
+        packs = msgspec.json.decode(told["packs"], type=list[SeenPack])
+        with kept_deletions(directory, confirm_packs(directory, packs)) as path:
+            deleted = _attempted(3, url, {**options, "deletions": path})
+        # Whoever was first: the run is archived.
+        outcomes = [json.loads(each["counts"]) for each in deleted]
+        assert [(each.get("archived", 0) + each.get("deleted", 0)) for each in outcomes] == [len(over)] * 3
+    check_moved(url, to, before, over)
+
+
+def _attempted(count: int, url: str, options: dict[str, str]) -> list[dict[str, str]]:
+    """What attempts at one task tell that are made at once."""
+    from runstate.pipeline.archive.job import view
+    from runstate.pipeline.source.shards import Shard
+    from runstate.pipeline.source.views import Request, Task
+
     task = Task(Request((url,), "archive", "engine", options=options), Shard())
-    told: list[dict[str, int]] = []
-    gate = threading.Barrier(3)
+    told: list[dict[str, str]] = []
+    gate = threading.Barrier(count)
 
     def attempt() -> None:
         gate.wait()
         for batch in view.rows(task):
-            told.extend(json.loads(counts) for counts in batch.column("counts").to_pylist())
+            told.extend(batch.to_pylist())
 
-    attempts = [threading.Thread(target=attempt) for _ in range(3)]
+    attempts = [threading.Thread(target=attempt) for _ in range(count)]
     for each in attempts:
         each.start()
     for each in attempts:
         each.join()
-    assert len(told) == 3
-    assert sum(each.get("archived", 0) for each in told) == len(over)
-    check_moved(url, to, before, over)
+    assert len(told) == count
+    return told

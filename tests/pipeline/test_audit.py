@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 from tests.pipeline.fleet_logs import filled
 from tests.tables import new_table
 
@@ -25,17 +26,18 @@ from runstate.models.canonical import digest
 from runstate.models.engine import ENGINE, RunEventWrite
 from runstate.models.model import stable_uuid
 from runstate.models.rundir import RUNDIR, RunEvent
-from runstate.pipeline import sorted_files
-from runstate.pipeline.audit import COVERED, audit, summary, view, write
-from runstate.pipeline.event_table import event_table_schema
-from runstate.pipeline.failures import PipelineFailed
-from runstate.pipeline.ingest import event_batch
+from runstate.pipeline.audit.findings_table import write_findings
+from runstate.pipeline.audit.job import COVERED, audit, summary, view
 from runstate.pipeline.jobs import ingest, replay
-from runstate.pipeline.options import InvalidOption
-from runstate.pipeline.shards import Shard
-from runstate.pipeline.sorted_files import SortedWriter
-from runstate.pipeline.table import Commit, Table
-from runstate.pipeline.views import Request, Task
+from runstate.pipeline.source.options import InvalidOption
+from runstate.pipeline.source.shards import Shard
+from runstate.pipeline.source.views import Request, Task
+from runstate.pipeline.spark.failures import PipelineFailed
+from runstate.pipeline.tables import sorted_files
+from runstate.pipeline.tables.event_table import event_table_schema
+from runstate.pipeline.tables.ingest import event_batch
+from runstate.pipeline.tables.sorted_files import SortedWriter
+from runstate.pipeline.tables.table import Commit, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -387,12 +389,13 @@ def test_written_findings_are_there_as_a_whole_and_only_once(
     spark: SparkSession, planted: Fleet, tmp_path: Path
 ) -> None:
     frame = audit(spark, planted.urls, model="engine", as_of=as_of)
-    read = write(frame, tmp_path / "findings")
+    read = write_findings(frame, tmp_path / "findings")
+    assert DeltaTable(tmp_path / "findings").to_pyarrow_table().num_rows == read.count()
     assert _told(read) == planted.rows
     assert summary(read).streams == planted.streams
     assert [path.name for path in tmp_path.iterdir()] == ["findings"]
     with pytest.raises(LogFailed, match="holds the findings of another audit"):
-        write(frame, tmp_path / "findings")
+        write_findings(frame, tmp_path / "findings")
 
 
 def test_an_audit_that_fails_leaves_nothing_where_it_was_to_be_written(spark: SparkSession, tmp_path: Path) -> None:
@@ -402,7 +405,7 @@ def test_an_audit_that_fails_leaves_nothing_where_it_was_to_be_written(spark: Sp
     for path in tmp_path.iterdir():
         path.unlink()
     with pytest.raises(PipelineFailed):
-        write(frame, tmp_path / "findings")
+        write_findings(frame, tmp_path / "findings")
     assert list(tmp_path.iterdir()) == []
 
 

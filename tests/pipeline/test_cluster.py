@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.pipeline.fleet_logs import filled, local_snapshots, table_snapshots
+from tests.pipeline.fleet_logs import event_lines, filled, local_snapshots, table_snapshots
 
 from runstate.models.canonical import digest
 
@@ -16,7 +17,7 @@ _program = """
 import json, os, signal, sys, threading, time
 from pathlib import Path
 from runstate.pipeline.jobs import ingest, read_view, replay
-from runstate.pipeline.session import spark_session
+from runstate.pipeline.spark.session import spark_session
 
 urls, to = json.loads(sys.argv[1]), Path(sys.argv[2])
 conf = {
@@ -99,3 +100,48 @@ def test_a_cluster_gives_the_same_snapshots_and_survives_the_loss_of_an_executor
     ((tasks_done, tasks),) = told["killed"]
     assert 0 < tasks_done < tasks
     assert table_snapshots(tmp_path / f"snapshots-{told['job']}") == local_snapshots(urls["engine"], "engine")
+
+
+_streams = """
+import json, sys
+from pathlib import Path
+from runstate.pipeline.spark.session import spark_session
+from runstate.pipeline.source.data_source import register
+from runstate.pipeline.live.stream import live_projection
+
+url = sys.argv[1]
+conf = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.driver.memory": "1g",
+}
+with spark_session(master="local-cluster[1,1,1024]", conf=conf) as spark:
+    register(spark)
+    events = spark.readStream.format("runstate").option("url", url).load()
+    query = events.writeStream.format("memory").queryName("events").option("checkpointLocation", "checkpoint")
+    query.trigger(availableNow=True).start().awaitTermination()
+    read = spark.table("events").count()
+    with live_projection(spark, [url], "parquet:rows", Path("state"), available_now=True) as projection:
+        projection.wait()
+    offset = json.loads(sorted(Path("checkpoint/offsets").glob("[0-9]*"))[-1].read_text().split("\\n")[-1])
+print(json.dumps({"read": read, "projected": projection.events, "offset": list(offset)}))
+"""
+
+
+def test_relative_urls_of_streams_begin_at_the_drivers_directory(tmp_path: Path, spark_home: str) -> None:
+    """Executors of a local cluster have working directories of their own."""
+    url = filled("sqlite", "engine", tmp_path, runs=4).replace(f"{tmp_path}/", "")
+    with contextlib.chdir(tmp_path):
+        expected = len(list(event_lines(url)))
+    done = subprocess.run(
+        [sys.executable, "-c", _streams, url],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+        env={**os.environ, "SPARK_HOME": spark_home},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told == {"read": expected, "projected": expected, "offset": [url]}
+    assert list((tmp_path / "rows").rglob("*.parquet"))

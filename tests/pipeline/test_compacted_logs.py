@@ -11,9 +11,9 @@ from tests.fleets import histories
 from tests.pipeline.fleet_logs import local_snapshots, table_snapshots
 
 from runstate.logs.wal import WalLog
-from runstate.pipeline.audit import audit, summary
-from runstate.pipeline.failures import PipelineFailed
+from runstate.pipeline.audit.job import audit, summary
 from runstate.pipeline.jobs import ingest, read_view, replay
+from runstate.pipeline.spark.failures import PipelineFailed
 from runstate.store import open as open_store
 
 

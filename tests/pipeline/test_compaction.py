@@ -12,14 +12,14 @@ from tests.pipeline.fleet_logs import event_lines, filled, local_snapshots, tabl
 from tests.tables import change_info, new_table
 
 from runstate.errors import LogBusy, LogNotFound
-from runstate.pipeline.event_table import open_event_table
-from runstate.pipeline.failures import PipelineFailed
-from runstate.pipeline.ingest import known_heads
 from runstate.pipeline.jobs import compact, ingest, replay
-from runstate.pipeline.options import InvalidOption
-from runstate.pipeline.quarantine import quarantined, reasons
-from runstate.pipeline.shards import Shard
-from runstate.pipeline.sorted_files import FileEntry
+from runstate.pipeline.source.options import InvalidOption
+from runstate.pipeline.source.shards import Shard
+from runstate.pipeline.spark.failures import PipelineFailed
+from runstate.pipeline.tables.event_table import open_event_table
+from runstate.pipeline.tables.ingest import known_heads
+from runstate.pipeline.tables.quarantine import quarantined, reasons
+from runstate.pipeline.tables.sorted_files import FileEntry
 from runstate.store import open as open_store
 
 
@@ -131,7 +131,7 @@ def test_a_table_that_cannot_be_compacted_is_refused(spark: SparkSession, tmp_pa
 def test_the_files_that_one_ingest_of_plain_files_makes_do_not_overlap(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runstate.pipeline.file_progress._bytes_per_task", 4096)
+    monkeypatch.setattr("runstate.pipeline.tables.file_progress._bytes_per_task", 4096)
     by_stream = histories("engine", seed=1, runs=30)
     rounds = max(map(len, by_stream.values()))
     taking_turns = [lines[n] for n in range(rounds) for lines in by_stream.values() if n < len(lines)]

@@ -12,10 +12,10 @@ from tests.pipeline.fleet_logs import event_lines, filled, local_snapshots
 
 from runstate.errors import LogBusy, LogNotFound, ModelMismatch, NotALog
 from runstate.logs.registry import open_log
-from runstate.pipeline.event_table import open_event_table
-from runstate.pipeline.failures import PipelineFailed
 from runstate.pipeline.jobs import ingest, read_view
-from runstate.pipeline.quarantine import quarantined, reasons
+from runstate.pipeline.spark.failures import PipelineFailed
+from runstate.pipeline.tables.event_table import open_event_table
+from runstate.pipeline.tables.quarantine import quarantined, reasons
 from runstate.store import open as open_store
 
 

@@ -18,11 +18,11 @@ from runstate.logs.memory import MemoryLog
 from runstate.logs.registry import open_log
 from runstate.models.engine import ENGINE
 from runstate.models.model import stable_uuid
-from runstate.pipeline.failures import explain
-from runstate.pipeline.live import FeedReader, Offset, Part, Place, open_feed, read_part
-from runstate.pipeline.options import InvalidOption
-from runstate.pipeline.rows import event_schema
-from runstate.pipeline.source import RunstateSource, register
+from runstate.pipeline.live.feed_reader import FeedReader, Offset, Part, Place, open_feed, read_part
+from runstate.pipeline.source.data_source import RunstateSource, register
+from runstate.pipeline.source.options import InvalidOption
+from runstate.pipeline.source.rows import event_schema
+from runstate.pipeline.spark.failures import explain
 from runstate.store import open as open_store
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def test_a_batch_without_a_limit_is_all_there_is(url: str) -> None:
 
 
 def test_a_large_batch_is_divided_among_tasks_by_stream(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runstate.pipeline.live.part_events_min", 20)
+    monkeypatch.setattr("runstate.pipeline.live.feed_reader.part_events_min", 20)
     made = reader(url, tasks=3)
     start, end = batches(made)
     parts = made.partitions(start, end)
@@ -171,7 +171,7 @@ def note(log: MemoryLog, stream: str, count: int) -> None:
 def test_a_batch_has_exactly_its_events_though_streams_are_deleted_while_it_is_read(
     looks: int, gone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runstate.pipeline.live._page", 3)
+    monkeypatch.setattr("runstate.pipeline.live.feed_reader._page", 3)
     log = Deleting(looks, gone)
     for stream in "abcabcabcabc":
         note(log, stream, 1)
@@ -249,7 +249,7 @@ def test_urls_that_differ_in_their_secrets_alone_are_refused() -> None:
 
 
 def test_a_password_does_not_get_into_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runstate.pipeline.live.open_feed", lambda url: MemoryLog())
+    monkeypatch.setattr("runstate.pipeline.live.feed_reader.open_feed", lambda url: MemoryLog())
     assert list(reader("postgresql://u:geheim@h/db").initialOffset()) == ["postgresql://u@h/db"]
 
 

@@ -31,7 +31,7 @@ from tests.pipeline.live_drivers import (
 from runstate.errors import InvalidUrl, LogBusy, LogNotFound, ModelFailed, ModelMismatch, Unsupported
 from runstate.logbook import Logbook
 from runstate.logs.registry import open_log
-from runstate.pipeline.source import register
+from runstate.pipeline.source.data_source import register
 from runstate.storage.disk import RealDisk
 from runstate.store import open as open_store
 
@@ -140,7 +140,7 @@ def test_what_is_impossible_or_unknown_or_deleted_and_begun_again(driver: Driver
 def test_several_logs_go_into_one_table_and_a_table_that_is_busy_is_waited_for(
     driver: Driver, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runstate.pipeline.parquet_sink._lock_s", 0.05)
+    monkeypatch.setattr("runstate.pipeline.live.parquet_sink._lock_s", 0.05)
     other, to = f"sqlite:{tmp_path}/other.db", f"parquet:{tmp_path}/table"
     append(url, event("r-1", 1), event("r-2", 1))
     append(other, event("s-1", 1))

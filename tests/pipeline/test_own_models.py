@@ -10,8 +10,8 @@ import pytest
 
 from runstate.errors import ModelMismatch, NotALog, RunstateError, UnknownModel
 from runstate.pipeline import jobs
-from runstate.pipeline.audit import audit, summary
-from runstate.pipeline.quarantine import quarantined
+from runstate.pipeline.audit.job import audit, summary
+from runstate.pipeline.tables.quarantine import quarantined
 from runstate.store import open as open_store
 
 if TYPE_CHECKING:

@@ -23,18 +23,19 @@ from runstate.errors import RunstateError
 from runstate.logs.registry import open_log
 from runstate.models.registry import find_model
 from runstate.models.rundir import RUNDIR
-from runstate.pipeline import in_place, sorted_files
-from runstate.pipeline import ingest as ingests
-from runstate.pipeline import replay as replays
-from runstate.pipeline.failures import PipelineFailed, readable
-from runstate.pipeline.frames import fold_frame
 from runstate.pipeline.jobs import ingest, read_view, replay
-from runstate.pipeline.options import InvalidOption
-from runstate.pipeline.origins import Origins
-from runstate.pipeline.shards import Shard
-from runstate.pipeline.sorted_files import FileEntry, TableDamaged
-from runstate.pipeline.table import Commit
-from runstate.pipeline.views import Request, Task, view_named
+from runstate.pipeline.replay import fold as replays
+from runstate.pipeline.source.frames import fold_frame
+from runstate.pipeline.source.options import InvalidOption
+from runstate.pipeline.source.origins import Origins
+from runstate.pipeline.source.shards import Shard
+from runstate.pipeline.source.views import Request, Task, view_named
+from runstate.pipeline.spark import small_jobs as in_place
+from runstate.pipeline.spark.failures import PipelineFailed, readable
+from runstate.pipeline.tables import ingest as ingests
+from runstate.pipeline.tables import sorted_files
+from runstate.pipeline.tables.sorted_files import FileEntry, TableDamaged
+from runstate.pipeline.tables.table import Commit
 from runstate.store import open as open_store
 
 
@@ -181,7 +182,7 @@ def test_a_stream_too_long_to_gather_is_folded_line_by_line(
 ) -> None:
     url = filled("sqlite", "engine", tmp_path, runs=6)
     ingest(spark, url, tmp_path / "events", model="engine", shards=1)
-    from runstate.pipeline import event_table
+    from runstate.pipeline.tables import event_table
 
     monkeypatch.setattr(event_table, "whole_rows_max", 5)
     with Origins([f"table:{tmp_path}/events"]) as origins:

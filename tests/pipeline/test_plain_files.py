@@ -19,18 +19,19 @@ from tests.tables import new_table
 
 from runstate.errors import LogNotFound
 from runstate.models.registry import find_model
-from runstate.pipeline.event_table import open_event_table
-from runstate.pipeline.failures import PipelineFailed, readable
-from runstate.pipeline.file_events import assembled
-from runstate.pipeline.file_progress import keep_plan, new_parts
 from runstate.pipeline.jobs import Written, ingest, read_view, write_table
-from runstate.pipeline.options import InvalidOption
-from runstate.pipeline.plain_files import FileChanged, Plan, content_bytes_max
-from runstate.pipeline.quarantine import quarantined as all_quarantined
-from runstate.pipeline.quarantine import reasons
-from runstate.pipeline.shards import Shard
-from runstate.pipeline.shared_storage import marked
-from runstate.pipeline.table import Table
+from runstate.pipeline.source.file_lines import FileChanged, content_bytes_max
+from runstate.pipeline.source.options import InvalidOption
+from runstate.pipeline.source.plain_files import Plan
+from runstate.pipeline.source.shards import Shard
+from runstate.pipeline.spark.failures import PipelineFailed, readable
+from runstate.pipeline.spark.shared_storage import marked
+from runstate.pipeline.tables.event_table import open_event_table
+from runstate.pipeline.tables.file_events import assembled
+from runstate.pipeline.tables.file_progress import keep_plan, new_parts
+from runstate.pipeline.tables.quarantine import quarantined as all_quarantined
+from runstate.pipeline.tables.quarantine import reasons
+from runstate.pipeline.tables.table import Table
 from runstate.store import open as open_store
 
 at = "2026-11-15T09:30:00.500Z"

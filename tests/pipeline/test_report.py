@@ -11,12 +11,12 @@ from tests.fleets import histories, models
 from tests.pipeline.fleet_logs import filled
 
 from runstate.models.registry import find_model
-from runstate.pipeline.failures import PipelineFailed
 from runstate.pipeline.jobs import ingest, read_view
-from runstate.pipeline.page import render
-from runstate.pipeline.page_report import FindingRow, Quarantine, Throughput
-from runstate.pipeline.report import Part, report
-from runstate.pipeline.spans import Span, spans
+from runstate.pipeline.report.figures import Part, report
+from runstate.pipeline.report.page import render
+from runstate.pipeline.report.page_report import FindingRow, Quarantine, Throughput
+from runstate.pipeline.report.spans import Span, spans
+from runstate.pipeline.spark.failures import PipelineFailed
 from runstate.store import open as open_store
 
 

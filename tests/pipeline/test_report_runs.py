@@ -15,16 +15,17 @@ from tests.pipeline.fleet_logs import filled
 from runstate import Fact
 from runstate.errors import ModelFailed
 from runstate.models.registry import find_model
-from runstate.pipeline import jobs, report_runs
-from runstate.pipeline import report as report_module
-from runstate.pipeline.activity import view as span_view
-from runstate.pipeline.page_report import Report
-from runstate.pipeline.report import Part, report
-from runstate.pipeline.report_times import milliseconds
-from runstate.pipeline.shards import Shard
-from runstate.pipeline.table import Table
-from runstate.pipeline.time_bins import bins_max, time_text
-from runstate.pipeline.views import Request, Task
+from runstate.pipeline import jobs
+from runstate.pipeline.report import figures as report_module
+from runstate.pipeline.report import runs as report_runs
+from runstate.pipeline.report.figures import Part, report
+from runstate.pipeline.report.page_report import Report
+from runstate.pipeline.report.spans_view import view as span_view
+from runstate.pipeline.report.time_bins import bins_max, time_text
+from runstate.pipeline.report.times import milliseconds
+from runstate.pipeline.source.shards import Shard
+from runstate.pipeline.source.views import Request, Task
+from runstate.pipeline.tables.table import Table
 from runstate.store import open as open_store
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from runstate.pipeline.rows import bytes_max, pack, rows_max
+from runstate.pipeline.source.rows import bytes_max, pack, rows_max
 
 _schema = pa.schema([("stream", pa.string()), ("seq", pa.int64()), ("body", pa.string())])
 

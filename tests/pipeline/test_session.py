@@ -21,13 +21,13 @@ from tests.log_urls import url_at
 from runstate.errors import LogNotFound, Unsupported
 from runstate.logs.registry import open_log
 from runstate.models.registry import installed_models
-from runstate.pipeline import machine
-from runstate.pipeline.failures import PipelineFailed, explain, readable, told_to_driver
-from runstate.pipeline.java import JavaMissing, class_archive, find_java, java_home
-from runstate.pipeline.machine import usable_cores, usable_memory_bytes
-from runstate.pipeline.session import ServerUnreachable, SessionConflict, active_session, session, spark_session
-from runstate.pipeline.shipping import ExecutorsIncomplete, check_executors, package_zip, ship
-from runstate.pipeline.warming import WarmingFailed, warm
+from runstate.pipeline.spark import machine
+from runstate.pipeline.spark.failures import PipelineFailed, explain, readable, told_to_driver
+from runstate.pipeline.spark.java import JavaMissing, class_archive, find_java, java_home
+from runstate.pipeline.spark.machine import usable_cores, usable_memory_bytes
+from runstate.pipeline.spark.session import ServerUnreachable, SessionConflict, active_session, session, spark_session
+from runstate.pipeline.spark.shipping import ExecutorsIncomplete, check_executors, package_zip, ship
+from runstate.pipeline.spark.warming import WarmingFailed, warm
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -287,7 +287,7 @@ def test_spark_runs_on_the_java_of_the_package(tmp_path: Path) -> None:
             (tmp_path / tool).symlink_to(path)
     found = _run(
         f"""
-from runstate.pipeline.session import spark_session
+from runstate.pipeline.spark.session import spark_session
 with spark_session(master="local[1]", conf={_fast!r}) as spark:
     home = spark._jvm.System.getProperty("java.home")
     rows = spark.range(10).mapInArrow(lambda batches: batches, "id long").count()
@@ -345,8 +345,8 @@ def test_a_cluster_gets_the_package_as_a_zip(spark_home: str, bare_python: str) 
     conf = {**_fast, "spark.pyspark.python": bare_python, "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
     found = _run(
         f"""{_tell}
-from runstate.pipeline.session import spark_session
-from runstate.pipeline.shipping import check_executors
+from runstate.pipeline.spark.session import spark_session
+from runstate.pipeline.spark.shipping import check_executors
 with spark_session(master="local-cluster[2,1,1024]", conf={conf!r}) as spark:
     check_executors(spark)
     print(json.dumps(told(spark)))
@@ -396,10 +396,10 @@ def test_a_connect_server_gets_the_package_as_a_zip(connect_server: str) -> None
     found = _run(
         f"""{_tell}
 from runstate.errors import RunstateError, LogNotFound
-from runstate.pipeline import machine
-from runstate.pipeline.failures import readable, told_to_driver
-from runstate.pipeline.session import spark_session
-from runstate.pipeline.shipping import check_executors
+from runstate.pipeline.spark import machine
+from runstate.pipeline.spark.failures import readable, told_to_driver
+from runstate.pipeline.spark.session import spark_session
+from runstate.pipeline.spark.shipping import check_executors
 
 def fail(batches):
     with told_to_driver():
@@ -432,7 +432,7 @@ def test_a_connect_server_that_is_not_there_is_told_at_once() -> None:
         free.bind(("127.0.0.1", 0))
         said = _run(
             f"""
-from runstate.pipeline.session import session, ServerUnreachable
+from runstate.pipeline.spark.session import session, ServerUnreachable
 try:
     session(remote="sc://127.0.0.1:{free.getsockname()[1]}/;token=secret")
 except ServerUnreachable as error:
@@ -458,8 +458,8 @@ def test_executors_that_lack_packages_are_an_error_that_names_all(tmp_path: Path
     conf = {**_fast, "spark.pyspark.python": _python_without(tmp_path, "msgspec", "pyarrow")}
     missing, said = _run(
         f"""
-from runstate.pipeline.session import spark_session
-from runstate.pipeline.shipping import ExecutorsIncomplete, check_executors
+from runstate.pipeline.spark.session import spark_session
+from runstate.pipeline.spark.shipping import ExecutorsIncomplete, check_executors
 with spark_session(master="local[1]", conf={conf!r}) as spark:
     try:
         check_executors(spark)

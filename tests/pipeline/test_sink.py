@@ -24,11 +24,11 @@ from runstate.errors import InvalidUrl, LogBusy, RunstateError, Unsupported
 from runstate.logs.pairing import default_model
 from runstate.logs.registry import open_log
 from runstate.models.engine import ENGINE
-from runstate.pipeline import sink
-from runstate.pipeline.failures import PipelineFailed, readable
-from runstate.pipeline.options import InvalidOption
-from runstate.pipeline.sink import Appended, ContentMismatch, EventWriter, append_events
-from runstate.pipeline.source import register
+from runstate.pipeline.source import sink
+from runstate.pipeline.source.data_source import register
+from runstate.pipeline.source.options import InvalidOption
+from runstate.pipeline.source.sink import Appended, ContentMismatch, EventWriter, append_events
+from runstate.pipeline.spark.failures import PipelineFailed, readable
 from runstate.store import open as open_store
 
 text = StructType([StructField("body", StringType())])
@@ -156,7 +156,7 @@ killed_half_way = """
 import os, sys
 import pyarrow as pa
 from pyspark.sql.types import StringType, StructField, StructType
-from runstate.pipeline import sink
+from runstate.pipeline.source import sink
 
 url, *lines = sys.argv[1:]
 sink._append_rows = 3

@@ -11,13 +11,13 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.pipeline.fleet_logs import filled, spanning_readable_pairs
 
 from runstate.errors import LogDamaged
-from runstate.pipeline import events, origins
-from runstate.pipeline.failures import PipelineFailed, readable
 from runstate.pipeline.jobs import ingest, read_view
-from runstate.pipeline.options import InvalidOption
-from runstate.pipeline.shards import Shard
-from runstate.pipeline.source import RunstateSource, StreamsReader, register
-from runstate.pipeline.views import Request, Task
+from runstate.pipeline.source import events, origins
+from runstate.pipeline.source.data_source import RunstateSource, StreamsReader, register
+from runstate.pipeline.source.options import InvalidOption
+from runstate.pipeline.source.shards import Shard
+from runstate.pipeline.source.views import Request, Task
+from runstate.pipeline.spark.failures import PipelineFailed, readable
 from runstate.store import open as open_store
 
 

@@ -17,11 +17,11 @@ from runstate.logbook import Logbook
 from runstate.logs.log import Position
 from runstate.models.engine import ENGINE
 from runstate.models.model import Alert
-from runstate.pipeline.live import Part, Place, open_feed, read_part
-from runstate.pipeline.live_fold import Folded, Gathering, Progress, Target, _folded, received, schema
-from runstate.pipeline.live_keep import KeptLog
-from runstate.pipeline.parquet_sink import ParquetSink, read_version
-from runstate.pipeline.rows import pack
+from runstate.pipeline.live.feed_reader import Part, Place, open_feed, read_part
+from runstate.pipeline.live.fold import Folded, Gathering, Progress, Target, _folded, received, schema
+from runstate.pipeline.live.followed_log import KeptLog
+from runstate.pipeline.live.parquet_sink import ParquetSink, read_version
+from runstate.pipeline.source.rows import pack
 from runstate.sinks import Projected
 from runstate.store import Store
 from runstate.store import open as open_store

@@ -14,10 +14,10 @@ from tests.fleets import histories
 from tests.pipeline.fleet_logs import event_lines, filled, local_snapshots, table_snapshots
 
 from runstate.errors import LogNotFound
-from runstate.pipeline.compaction import compact_snapshots
 from runstate.pipeline.jobs import compact, ingest, read_view, replay
-from runstate.pipeline.table import Table
-from runstate.pipeline.table_versions import restore
+from runstate.pipeline.tables.compaction import compact_snapshots
+from runstate.pipeline.tables.table import Table
+from runstate.pipeline.tables.versions import restore
 from runstate.store import open as open_store
 
 

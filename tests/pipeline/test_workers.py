@@ -22,7 +22,9 @@ def short_path() -> Iterator[str]:
         yield path
 
 
-@pytest.mark.parametrize(("module", "is_silent"), [("pyspark.daemon", False), ("runstate.pipeline.workers", True)])
+@pytest.mark.parametrize(
+    ("module", "is_silent"), [("pyspark.daemon", False), ("runstate.pipeline.spark.workers", True)]
+)
 def test_a_jvm_that_has_gone_is_nothing_to_tell_of(module: str, is_silent: bool, short_path: str) -> None:
     environment = {
         "PYTHON_UNIX_DOMAIN_ENABLED": "true",

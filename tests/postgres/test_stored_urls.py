@@ -18,13 +18,13 @@ from tests.tables import new_table
 
 from runstate.models.registry import find_model
 from runstate.pipeline import jobs
-from runstate.pipeline.in_place import few_rows
-from runstate.pipeline.options import InvalidOption
-from runstate.pipeline.quarantine import quarantined
-from runstate.pipeline.shards import Shard
+from runstate.pipeline.source.options import InvalidOption
+from runstate.pipeline.source.shards import Shard
+from runstate.pipeline.source.views import Request
+from runstate.pipeline.spark.small_jobs import few_rows
 from runstate.pipeline.stages import read_inputs, write_inputs
-from runstate.pipeline.table import Table
-from runstate.pipeline.views import Request
+from runstate.pipeline.tables.quarantine import quarantined
+from runstate.pipeline.tables.table import Table
 from runstate.store import open as open_store
 
 secret = "geheim"
@@ -51,7 +51,7 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Callable[[], pytest.MonkeyPatc
     """From now on tables are written as earlier versions did; `undo` ends it."""
 
     def start() -> pytest.MonkeyPatch:
-        for module in ("origins", "ingest", "jobs"):
+        for module in ("source.origins", "tables.ingest", "jobs"):
             monkeypatch.setattr(f"runstate.pipeline.{module}.shown_url", lambda url: url)
         return monkeypatch
 

@@ -48,6 +48,9 @@ class Terminal:
         """Press Ctrl-C."""
         self._child.sendintr()
 
+    def type(self, text: str) -> None:
+        self._child.send(text)
+
     def wait_until_drawn(self, timeout_s: float = 60.0) -> None:
         """Read until anything at all is on the screen."""
         deadline = time.monotonic() + timeout_s

@@ -140,3 +140,28 @@ def test_a_clock_that_does_not_exist_is_refused_before_spark_starts(directory: P
     assert "There is no clock 'wall'; there are: emitted, persisted" in report.flat
     assert "Spark" not in report.text
     assert not (directory / "never").exists()
+
+
+def test_the_shell_answers_statements_one_after_the_other(directory: Path, start: Start) -> None:
+    shell = start("pipeline", "shell", "sqlite:fleet.db", *_quick)
+    shell.wait_for("snapshots: stream, seq", "sql>", timeout_s=_spark_s)
+    shell.type("SELECT count(DISTINCT stream) AS runs\n")
+    shell.type("FROM events;\n")
+    shell.wait_for_match(r"runs\s+6\s", timeout_s=_spark_s)
+    shell.type("SELECT nonsense FROM events;\n")
+    shell.wait_for("Spark refuses the query", "nonsense", timeout_s=_spark_s)
+    shell.type("SELECT 1 +\n")
+    shell.wait_for_match(r"1 \+\n\.\.\.>")
+    shell.interrupt()  # What was begun is forgotten.
+    shell.type("SELECT 40 + 2 AS answer;\n")
+    shell.wait_for_match(r"answer\s+42\s", timeout_s=_spark_s)
+    shell.type("\x04")
+    assert shell.finish(_spark_s) == 0, shell.text
+    assert b"Traceback" not in shell.raw
+
+
+def test_sql_answers_and_refuses_in_one_line(directory: Path, start: Start) -> None:
+    asked = start("pipeline", "sql", "SELECT count(*) AS runs FROM snapshots", "sqlite:fleet.db", *_quick)
+    assert asked.finish(_spark_s) == 0, asked.text
+    assert [line.strip() for line in asked.lines if line.strip()][-2:] == ["runs", "6"]
+    check_in_order(asked)

@@ -138,8 +138,8 @@ def ingest(
     """Bring an event table up to date with logs and NDJSON files: only what is new is read, and nothing twice."""
     check_spark()
     from runstate.pipeline import jobs
-    from runstate.pipeline.origins import model_of
-    from runstate.pipeline.table import Table
+    from runstate.pipeline.source.origins import model_of
+    from runstate.pipeline.tables.table import Table
 
     model_of(urls, model)  # Refused before Spark is started.
     Table.check(to)
@@ -159,7 +159,7 @@ def quarantine(
 ) -> None:
     """Show what an ingest has set aside: where it stands, and why."""
     check_spark()
-    from runstate.pipeline.quarantine import quarantined
+    from runstate.pipeline.tables.quarantine import quarantined
 
     if as_json:
         for row in quarantined(table):
@@ -187,9 +187,9 @@ def replay(
     """Bring a table of snapshots up to date: only streams with new events are folded."""
     check_spark()
     from runstate.pipeline import jobs
-    from runstate.pipeline.origins import model_of
-    from runstate.pipeline.snapshot_table import snapshot_counts
-    from runstate.pipeline.table import Table
+    from runstate.pipeline.replay.snapshot_table import snapshot_counts
+    from runstate.pipeline.source.origins import model_of
+    from runstate.pipeline.tables.table import Table
 
     urls = tables_as_of(urls, as_of)
     model_of(urls, model)  # Refused before Spark is started.
@@ -208,7 +208,7 @@ def audit(
     urls: Urls,
     model: ModelName = None,
     to: Annotated[
-        Path | None, typer.Option("--to", help="Keep the findings as Parquet in this new or empty directory.")
+        Path | None, typer.Option("--to", help="Keep the findings as a Delta table in this new or empty directory.")
     ] = None,
     snapshots: Annotated[
         Path | None, typer.Option("--snapshots", help="A table of snapshots that must equal the replay.")
@@ -223,16 +223,17 @@ def audit(
 ) -> None:
     """Prove a fleet: order, uniqueness, hash chains, transitions, snapshots. Exit code 1 if there is damage."""
     check_spark()
-    from runstate.pipeline import audit as audits
-    from runstate.pipeline.origins import model_of
+    from runstate.pipeline.audit import job as audits
+    from runstate.pipeline.audit.findings_table import check_findings_target, write_findings
+    from runstate.pipeline.source.origins import model_of
 
     urls = tables_as_of(urls, as_of)
     model_of(urls, model)  # Refused before Spark is started.
     if to is not None:
-        audits.check_findings_target(to)
+        check_findings_target(to)
     with spark_for(master, remote, conf, "audit", urls) as spark:
         found = audits.audit(spark, urls, model=model, snapshots=snapshots, silent_s=silent_s, skew_s=skew_s)
-        summary = audits.summary(found if to is None else audits.write(found, to))
+        summary = audits.summary(found if to is None else write_findings(found, to))
     if as_json:
         write_json(summary)
     else:
@@ -259,7 +260,7 @@ def _go(
     from runstate.cli.pipeline_progress import PipelineProgress
     from runstate.pipeline import stages
     from runstate.pipeline.pipeline_directory import scratch_in
-    from runstate.pipeline.progress import forget_progress
+    from runstate.pipeline.spark.progress import forget_progress
 
     os.environ.pop(stages.model_variable, None)
     if given is not None:
@@ -323,7 +324,7 @@ def tell_counts(counts: dict[str, int], as_json: bool) -> None:
 
 
 def tables_as_of(urls: list[str], version: str | None) -> list[str]:
-    from runstate.pipeline.table_versions import at_version
+    from runstate.pipeline.tables.versions import at_version
 
     return urls if version is None else [at_version(url, version) for url in urls]
 
@@ -359,7 +360,7 @@ def spark_for(
     """A Spark session for one job, with a display of the job's tasks."""
     settings = spark_settings(master, remote, conf)
     from runstate.cli.spark_interrupts import cancel_on_interrupt
-    from runstate.pipeline.progress import StageProgress, tracked
+    from runstate.pipeline.spark.progress import StageProgress, tracked
 
     with showing(f"{doing}: starting Spark", unit="tasks") as progress:
 
@@ -374,8 +375,8 @@ def spark_for(
 def start_spark(settings: Any, doing: str, urls: list[str]) -> Iterator[SparkSession]:
     """A Spark session for one job. Ctrl-C is the caller's: Spark's own handler for it prints tracebacks."""
     from runstate.cli.spark_interrupts import quiet_py4j
-    from runstate.pipeline.session import spark_session
-    from runstate.pipeline.shipping import check_cluster
+    from runstate.pipeline.spark.session import spark_session
+    from runstate.pipeline.spark.shipping import check_cluster
 
     master, remote, conf = settings.master, settings.remote, settings.conf
     with quiet_py4j(), spark_session(master=master, remote=remote, conf=conf, app_name=f"runstate {doing}") as spark:

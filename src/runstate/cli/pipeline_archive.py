@@ -37,8 +37,8 @@ def archive(
     """
     archiving = Archiving(before=parse_age(older_than), keep=keep, discard_files=discard_files, dry_run=dry_run)
     check_spark()
-    from runstate.pipeline.archive import archive as archived
-    from runstate.pipeline.origins import model_of
+    from runstate.pipeline.archive.job import archive as archived
+    from runstate.pipeline.source.origins import model_of
 
     ArchiveDirectory(to).check(find_model(model_of([url], model)).name)
     with spark_for(master, remote, conf, "archive", [url]) as spark:

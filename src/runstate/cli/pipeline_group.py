@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from runstate.cli import pipeline_archive, pipeline_report, pipeline_stream, pipeline_tables, pipeline_warm
+from runstate.cli import (
+    pipeline_archive,
+    pipeline_report,
+    pipeline_sql,
+    pipeline_stream,
+    pipeline_tables,
+    pipeline_warm,
+)
 from runstate.cli.pipeline import app
 
 app.command("archive")(pipeline_archive.archive)
@@ -14,6 +21,8 @@ for command in (
     pipeline_tables.vacuum,
     pipeline_tables.compact,
     pipeline_tables.convert,
+    pipeline_sql.sql,
+    pipeline_sql.shell,
 ):
     app.command(command.__name__)(command)
 app.command("warm")(pipeline_warm.warm)

@@ -9,7 +9,7 @@ from runstate.cli.output import words
 from runstate.cli.progress_display import Progress, can_animate
 from runstate.models.rundir import RunDirectory
 from runstate.models.rundir.state import WorkItem
-from runstate.pipeline.progress import read_progress
+from runstate.pipeline.spark.progress import read_progress
 
 
 class PipelineProgress:

@@ -32,10 +32,10 @@ def report(
 ) -> None:
     """Durations, failures, throughput, waits and costs of a fleet, as a page that needs nothing else."""
     check_spark()
-    from runstate.pipeline.page import check_report_target, render
-    from runstate.pipeline.page_report import read_clock
-    from runstate.pipeline.report import Part
-    from runstate.pipeline.report import report as made
+    from runstate.pipeline.report.figures import Part
+    from runstate.pipeline.report.figures import report as made
+    from runstate.pipeline.report.page import check_report_target, render
+    from runstate.pipeline.report.page_report import read_clock
     from runstate.pipeline.stages import grouped, publish
 
     shown_first, groups = None if clock is None else read_clock(clock), grouped(tables_as_of(urls, as_of), model)

@@ -55,7 +55,7 @@ def stream(
     It does what `runstate project --follow` does, for feeds that are too much for one process.
     """
     check_spark()
-    from runstate.pipeline.origins import model_of
+    from runstate.pipeline.source.origins import model_of
 
     name = model_of(urls, model)
     directory = state or state_directory(urls, name)
@@ -65,7 +65,7 @@ def stream(
         shown = stack.enter_context(showing("stream: starting Spark", unit="events"))
         spark = stack.enter_context(start_spark(spark_settings(master, remote, conf), "stream", urls))
         stack.enter_context(stop_on_signals(stop))  # Not before: Spark takes SIGINT over when it starts.
-        from runstate.pipeline.stream import live_projection
+        from runstate.pipeline.live.stream import live_projection
 
         _reconcile(stack, directory, urls, to, name)
         projection = stack.enter_context(
@@ -102,7 +102,7 @@ def _check(urls: list[str], to: str, state: Path, as_json: bool) -> None:
     """What is refused is told before Spark is started, and leaves no logbook behind."""
     sink_named(to, as_json)
     check_state(state)
-    from runstate.pipeline.live import open_feed
+    from runstate.pipeline.live.feed_reader import open_feed
 
     for url in urls:
         open_feed(url).close()

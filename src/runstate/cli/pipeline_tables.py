@@ -19,7 +19,7 @@ Directory = Annotated[Path, typer.Argument(help="The table's directory.", show_d
 def versions(directory: Directory, as_json: AsJson = False) -> None:
     """List the versions of a table. `--as-of` of other commands, and `restore`, take their numbers."""
     check_spark()
-    from runstate.pipeline.table_versions import list_versions
+    from runstate.pipeline.tables.versions import list_versions
 
     found = list_versions(directory)
     if as_json:
@@ -38,7 +38,7 @@ def restore(
     Also after another program has changed the table: what it has done no longer counts then.
     """
     check_spark()
-    from runstate.pipeline import table_versions
+    from runstate.pipeline.tables import versions as table_versions
 
     made = table_versions.restore(directory, version)
     words.print(f"version {made} of {directory} is what version {version} was")
@@ -55,7 +55,7 @@ def vacuum(
     """Delete the files that no recent version of a table has. Versions from before can no longer be read then."""
     before = parse_age(older_than)
     check_spark()
-    from runstate.pipeline import table_versions
+    from runstate.pipeline.tables import versions as table_versions
 
     unused = table_versions.vacuum(directory, before, dry_run=dry_run)
     if as_json:
@@ -76,8 +76,8 @@ def compact(
     """Write a table's many small files anew, as few large ones. It holds the same; `vacuum` deletes the old files."""
     check_spark()
     from runstate.pipeline import jobs
-    from runstate.pipeline.compaction import compact_snapshots
-    from runstate.pipeline.table import Table
+    from runstate.pipeline.tables.compaction import compact_snapshots
+    from runstate.pipeline.tables.table import Table
 
     if Table.open(directory).info.kind == "snapshots":
         counts = {"rows": compact_snapshots(directory)}
@@ -90,7 +90,7 @@ def compact(
 def convert(directory: Directory, model: ModelName = None, as_json: AsJson = False) -> None:
     """Convert a table of an earlier version of Runstate to Delta tables, in place."""
     check_spark()
-    from runstate.pipeline import conversion
+    from runstate.pipeline.tables import conversion
 
     rows = conversion.convert(directory, model)
     tell_counts(rows, as_json)

@@ -12,7 +12,7 @@ def warm() -> None:
     It takes about 150 MB in the cache directory, and fits this Java and this Spark: after an upgrade, run it again.
     """
     check_spark()
-    from runstate.pipeline.warming import warm as warmed
+    from runstate.pipeline.spark.warming import warm as warmed
 
     archive = warmed()
     words.print(f"{archive}: {archive.stat().st_size // 1_000_000} MB. Spark starts from it from now on")

@@ -158,7 +158,7 @@ def sink_named(to: str, as_json: bool) -> SinkOf:
         return lambda store, aside: TellingSink(lambda row: tell_row(row, as_json))
     if to.startswith("parquet:") and to != "parquet:":
         check_spark("Parquet tables need the packages of the pipeline")
-        from runstate.pipeline.parquet_manifest import check_sink
+        from runstate.pipeline.live.parquet_manifest import check_sink
 
         directory = Path(to.removeprefix("parquet:"))
         check_sink(directory)
@@ -167,7 +167,7 @@ def sink_named(to: str, as_json: bool) -> SinkOf:
 
 
 def _parquet_sink(directory: Path, store: Store[Any, Any, Any], aside: str) -> Sink:
-    from runstate.pipeline.parquet_sink import ParquetSink
+    from runstate.pipeline.live.parquet_sink import ParquetSink
 
     return ParquetSink(directory, store.model, aside=aside)
 

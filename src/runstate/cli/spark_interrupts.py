@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from runstate.pipeline.session import is_remote
+from runstate.pipeline.spark.session import is_remote
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -5,31 +5,33 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
-from runstate.errors import shown_url
+from runstate.errors import RunstateError, shown_url
 from runstate.logs.log import now
 from runstate.models.registry import find_model, resolve_model
-from runstate.pipeline.compaction import check_compactable
-from runstate.pipeline.event_table import event_schemas, open_event_table
-from runstate.pipeline.failures import readable
-from runstate.pipeline.file_events import assembled, file_counts
-from runstate.pipeline.file_progress import consumed_before, keep_plan, new_parts, planned
-from runstate.pipeline.in_place import few_rows
-from runstate.pipeline.options import InvalidOption
-from runstate.pipeline.origins import Origins, model_of
-from runstate.pipeline.plain_files import find_files
-from runstate.pipeline.replay import snapshot_schema
-from runstate.pipeline.session import is_remote
-from runstate.pipeline.shared_storage import marked
-from runstate.pipeline.sorted_files import FileEntry
-from runstate.pipeline.source import RunstateSource, register
-from runstate.pipeline.table import Commit, Table, TableInfo
-from runstate.pipeline.views import Request
+from runstate.pipeline.replay.fold import snapshot_schema
+from runstate.pipeline.source.census import Seen, check_seen
+from runstate.pipeline.source.data_source import RunstateSource, register
+from runstate.pipeline.source.options import InvalidOption
+from runstate.pipeline.source.origins import Origins, model_of
+from runstate.pipeline.source.plain_files import find_files
+from runstate.pipeline.source.views import Request
+from runstate.pipeline.spark.failures import readable
+from runstate.pipeline.spark.session import is_remote
+from runstate.pipeline.spark.shared_storage import marked
+from runstate.pipeline.spark.small_jobs import few_rows
+from runstate.pipeline.tables.compaction import check_compactable
+from runstate.pipeline.tables.event_table import event_schemas, open_event_table
+from runstate.pipeline.tables.file_events import assembled, file_counts
+from runstate.pipeline.tables.file_progress import consumed_before, keep_plan, new_parts, planned
+from runstate.pipeline.tables.sorted_files import FileEntry
+from runstate.pipeline.tables.table import Commit, Table, TableInfo
 from runstate.store_options import event_bytes_default
 
 _cores_default = 8
@@ -51,8 +53,37 @@ def read_view(
     Raises:
         InvalidOption, InvalidUrl, UnknownModel: at once, with what to write instead.
     """
+    return _frame(spark, _options(spark, urls, view, model, shards, options))
+
+
+def planned_view(
+    spark: SparkSession,
+    urls: str | Sequence[str],
+    view: str,
+    *,
+    model: str | None = None,
+    shards: int | None = None,
+    **options: str,
+) -> DataFrame:
+    """The same, planned by this process, so that `check_seen` can compare what it sees with what the tasks have seen.
+
+    What keeps a log from being planned here is raised when rows are asked for.
+    """
+    wanted = _options(spark, urls, view, model, shards, options)
+    with suppress(RunstateError):
+        wanted["planned"] = RunstateSource(wanted).planned()
+    return _frame(spark, wanted)
+
+
+def _options(
+    spark: SparkSession,
+    urls: str | Sequence[str],
+    view: str,
+    model: str | None,
+    shards: int | None,
+    options: Mapping[str, str],
+) -> dict[str, str]:
     named = [urls] if isinstance(urls, str) else list(urls)
-    register(spark)
     wanted = {"url": msgspec.json.encode(named).decode(), "view": view, "base": os.getcwd(), **options}
     if shards is not None:
         wanted["shards"] = str(shards)
@@ -61,7 +92,12 @@ def read_view(
     if model is not None:
         wanted["model"] = model
     RunstateSource(wanted).check_options()
-    with readable(view):
+    return wanted
+
+
+def _frame(spark: SparkSession, wanted: Mapping[str, str]) -> DataFrame:
+    register(spark)
+    with readable(wanted["view"]):
         return spark.read.format("runstate").options(**wanted).load()
 
 
@@ -70,6 +106,11 @@ def _cores(spark: SparkSession) -> int:
         # A Connect client cannot ask how many cores there are.
         return int(spark.conf.get("spark.default.parallelism", str(_cores_default)) or _cores_default)
     return spark.sparkContext.defaultParallelism
+
+
+def seen_in(rows: Iterable[Any]) -> list[Seen | None]:
+    """What the tasks of a view have seen, by the rows that they have handed back."""
+    return [msgspec.json.decode(row["seen"], type=Seen | None) for row in rows]
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -150,8 +191,10 @@ def ingest(
     Origins(named).close()  # What is not there is told before a table is made for it.
     table = Table.make(to, info, event_schemas(found), is_model_given=model is not None)
     with table.writing(), readable("ingest"), marked(table.directory / "table.json") as marker:
-        frame = read_view(spark, named, "ingest", model=name, shards=shards, to=str(to.absolute()), marker=marker)
-        return write_table(table, frame.collect(), {"urls": named})
+        options = {"to": str(to.absolute()), "marker": marker}
+        rows = planned_view(spark, named, "ingest", model=name, shards=shards, **options).collect()
+        check_seen("ingest", named, seen_in(rows))
+        return write_table(table, rows, {"urls": named})
 
 
 def compact(spark: SparkSession, to: Path, *, model: str | None = None, shards: int | None = None) -> Written:
@@ -239,7 +282,9 @@ def replay(
         options = {"to": str(to.absolute()), "since": since}
         rows = few_rows(Request(tuple(named), "replay", name, options=options)) if since and shards is None else None
         if rows is None:
-            rows = read_view(spark, named, "replay", model=name, shards=shards, marker=marker, **options).collect()
+            options["marker"] = marker
+            rows = planned_view(spark, named, "replay", model=name, shards=shards, **options).collect()
+            check_seen("replay", named, seen_in(rows))
         return write_table(table, rows, consumed, replaces=not since)
 
 

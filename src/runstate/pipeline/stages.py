@@ -4,7 +4,7 @@
                               of the directory
     DIR/events/MODEL          the event table
     DIR/snapshots/MODEL       the snapshot table
-    DIR/findings/MODEL/NAME   what the audit found, as Parquet
+    DIR/findings/MODEL/NAME   what the audit found, a Delta table
     DIR/report.html           the report
     DIR/spark.log             what Spark and its workers have printed
     DIR/runs/pipeline         the run itself: its events, and what each stage says it has done
@@ -28,12 +28,12 @@ import msgspec
 from runstate.errors import LogNotFound, NotALog, UnknownModel, shown_url
 from runstate.models.canonical import digest, undecodable
 from runstate.models.registry import find_model, resolve_model
-from runstate.pipeline.options import InvalidOption
-from runstate.pipeline.origins import model_of, open_origin
-from runstate.pipeline.page import render
-from runstate.pipeline.page_report import FindingRow, Quarantine, Report
-from runstate.pipeline.plain_files import find_files
-from runstate.pipeline.progress import told_to, tracked
+from runstate.pipeline.report.page import render
+from runstate.pipeline.report.page_report import FindingRow, Quarantine, Report
+from runstate.pipeline.source.options import InvalidOption
+from runstate.pipeline.source.origins import model_of, open_origin
+from runstate.pipeline.source.plain_files import find_files
+from runstate.pipeline.spark.progress import told_to, tracked
 from runstate.runtimes.orchestrator import Graph, Job
 from runstate.storage.directories import make_directories
 from runstate.storage.disk import RealDisk, replace_durably
@@ -285,8 +285,8 @@ def build(models: Sequence[str], directory: Path) -> Graph:
 
 def _spark(directory: str, stage: str, urls: Sequence[str] = ()) -> Any:
     """The session of this process. What Spark and its Python workers print goes to the pipeline's `spark.log`."""
-    from runstate.pipeline.session import session
-    from runstate.pipeline.shipping import check_cluster
+    from runstate.pipeline.spark.session import session
+    from runstate.pipeline.spark.shipping import check_cluster
 
     settings = msgspec.json.decode(os.environ.get(spark_variable, "{}"), type=SparkSettings)
     log = os.open(Path(directory, "spark.log"), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
@@ -312,9 +312,9 @@ def _loadable(model: str) -> str:
 
 
 def _ingest(job: Job) -> None:
-    from runstate.pipeline.event_table import open_event_table
     from runstate.pipeline.jobs import ingest
-    from runstate.pipeline.quarantine import reasons
+    from runstate.pipeline.tables.event_table import open_event_table
+    from runstate.pipeline.tables.quarantine import reasons
 
     inputs = _inputs(job)
     spark = _spark(inputs.directory, "ingest", inputs.urls)
@@ -331,7 +331,7 @@ def _ingest(job: Job) -> None:
 
 def _replay(job: Job) -> None:
     from runstate.pipeline.jobs import replay
-    from runstate.pipeline.snapshot_table import snapshot_counts
+    from runstate.pipeline.replay.snapshot_table import snapshot_counts
 
     inputs = _inputs(job)
     spark, root = _spark(inputs.directory, "replay"), Path(inputs.directory)
@@ -342,7 +342,8 @@ def _replay(job: Job) -> None:
 
 
 def _audit(job: Job) -> None:
-    from runstate.pipeline import audit as audits
+    from runstate.pipeline.audit import job as audits
+    from runstate.pipeline.audit.findings_table import remove_findings, write_findings
 
     inputs = _inputs(job)
     spark, root = _spark(inputs.directory, "audit", inputs.urls), Path(inputs.directory)
@@ -354,10 +355,10 @@ def _audit(job: Job) -> None:
     to = root / "findings" / inputs.model / digest(job.read("inputs/{scope}.json"))[:16]
     with writing_to(to.parent):
         make_directories(RealDisk(), to.parent)
-        audits.remove_findings(to.parent)
+        remove_findings(to.parent)
     with tracked(spark, f"audit {inputs.model}", told_to(inputs.directory)):
         found = audits.audit(spark, proven, model=_loadable(inputs.model), snapshots=root / "snapshots" / inputs.model)
-        summary = audits.summary(audits.write(found, to))
+        summary = audits.summary(write_findings(found, to))
     rows = [
         FindingRow(each.severity, each.code, each.count, each.example["stream"] or "", each.example["message"])
         for each in summary.codes
@@ -366,7 +367,7 @@ def _audit(job: Job) -> None:
 
 
 def _report(job: Job) -> None:
-    from runstate.pipeline.report import Part, report
+    from runstate.pipeline.report.figures import Part, report
 
     inputs = [msgspec.json.decode(job.read(name), type=Inputs) for name in job.inputs if name.startswith("inputs/")]
     ingests = [

@@ -19,9 +19,9 @@ from runstate.models.engine.evolve import run_transitions, step_transitions
 from runstate.models.model import Alert, AlertSink, Draft, Model
 from runstate.models.rundir import RUNDIR, RunEvent
 from runstate.models.tagged import Fact, TaggedModel
-from runstate.pipeline import checks
-from runstate.pipeline.checks import Audited, Bounds, Kept, audit_stream, conflicts
-from runstate.pipeline.told import Told, told_max
+from runstate.pipeline.audit import checks
+from runstate.pipeline.audit.checks import Audited, Bounds, Kept, audit_stream, conflicts
+from runstate.pipeline.audit.stream_findings import Told, told_max
 
 AnyModel = Model[Any, Any, Any]
 Write = Callable[..., RunEventWrite]

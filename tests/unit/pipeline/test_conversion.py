@@ -10,13 +10,13 @@ from deltalake import DeltaTable
 from tests.tables import change_info, new_table
 
 from runstate.errors import LogNotFound, NotALog
-from runstate.pipeline import conversion
-from runstate.pipeline.conversion import convert
-from runstate.pipeline.event_table import TableOrigin
-from runstate.pipeline.options import InvalidOption
-from runstate.pipeline.shards import Shard
-from runstate.pipeline.sorted_files import TableDamaged
-from runstate.pipeline.table import Table
+from runstate.pipeline.source.options import InvalidOption
+from runstate.pipeline.source.shards import Shard
+from runstate.pipeline.tables import conversion
+from runstate.pipeline.tables.conversion import convert
+from runstate.pipeline.tables.event_table import TableOrigin
+from runstate.pipeline.tables.sorted_files import TableDamaged
+from runstate.pipeline.tables.table import Table
 
 golden = Path(__file__).parents[2] / "golden"
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from runstate.pipeline.java_stderr import DaemonNoise
+from runstate.pipeline.spark.java_stderr import DaemonNoise
 
 header = b"Traceback (most recent call last):\n"
 daemon = b'  File "/x/pyspark.zip/pyspark/daemon.py", line 95, in worker\n'
@@ -42,7 +42,7 @@ def test_a_traceback_of_anything_else_stays() -> None:
 def test_what_a_process_prints_is_copied_as_it_comes() -> None:
     script = (
         "import subprocess, sys, threading\n"
-        "from runstate.pipeline.java_stderr import filtered_stderr\n"
+        "from runstate.pipeline.spark.java_stderr import filtered_stderr\n"
         "with filtered_stderr() as stderr:\n"
         "    child = subprocess.Popen([sys.executable, '-c', sys.argv[1]], stderr=stderr)\n"
         "child.wait()\n"

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runstate.errors import NotALog, shown_url
-from runstate.pipeline.page import check_report_target, render
-from runstate.pipeline.page_charts import rows_max
-from runstate.pipeline.page_markup import count, duration, missing, moment, money, share
-from runstate.pipeline.page_report import (
+from runstate.pipeline.report.page import check_report_target, render
+from runstate.pipeline.report.page_charts import rows_max
+from runstate.pipeline.report.page_markup import count, duration, missing, moment, money, share
+from runstate.pipeline.report.page_report import (
     BinRow,
     CallRow,
     Clock,
@@ -39,8 +39,8 @@ from runstate.pipeline.page_report import (
     clocks,
     runs_max,
 )
-from runstate.pipeline.page_tables import rows_max as table_rows_max
-from runstate.pipeline.time_bins import bins_max, time_text
+from runstate.pipeline.report.page_tables import rows_max as table_rows_max
+from runstate.pipeline.report.time_bins import bins_max, time_text
 
 void = {"meta", "input"}
 
@@ -135,9 +135,8 @@ def test_text_that_turns_lines_around_is_made_visible() -> None:
 
 
 def test_the_same_report_gives_the_same_bytes_in_every_process() -> None:
-    script = (
-        "import sys, msgspec; from runstate.pipeline.page import render; from runstate.pipeline.page_report import *;"
-    )
+    script = "import sys, msgspec; from runstate.pipeline.report.page import render;"
+    script += "from runstate.pipeline.report.page_report import *;"
     script += "sys.stdout.buffer.write(render(msgspec.json.decode(sys.stdin.buffer.read(), type=Report)))"
     pages = {
         subprocess.run(

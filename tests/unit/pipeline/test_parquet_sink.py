@@ -19,9 +19,9 @@ from runstate.errors import LogBusy, LogDamaged, LogFull, LogNotFound, LogTooNew
 from runstate.models.canonical import digest  # noqa: E402
 from runstate.models.engine import ENGINE  # noqa: E402
 from runstate.models.rundir import RUNDIR  # noqa: E402
-from runstate.pipeline import parquet_sink  # noqa: E402
-from runstate.pipeline.parquet_manifest import read_manifest, versions_kept  # noqa: E402
-from runstate.pipeline.parquet_sink import DataFiles, ParquetSink, read_version  # noqa: E402
+from runstate.pipeline.live import parquet_sink  # noqa: E402
+from runstate.pipeline.live.parquet_manifest import read_manifest, versions_kept  # noqa: E402
+from runstate.pipeline.live.parquet_sink import DataFiles, ParquetSink, read_version  # noqa: E402
 from runstate.sinks import Projected  # noqa: E402
 from runstate.storage.disk import File, RealDisk  # noqa: E402
 

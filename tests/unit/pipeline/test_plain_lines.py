@@ -15,22 +15,18 @@ from hypothesis import strategies as st
 
 from runstate.errors import InvalidUrl, LogNotFound
 from runstate.models.rundir import RUNDIR
-from runstate.pipeline import plain_files
-from runstate.pipeline.plain_files import (
+from runstate.pipeline.source import file_lines, plain_files
+from runstate.pipeline.source.file_lines import (
     FileChanged,
-    FileShard,
     Line,
     LineNumbers,
     Part,
     Stretch,
     content_bytes_max,
-    cut_parts,
-    find_files,
-    line_schema,
     read_lines,
-    row_of,
     whole,
 )
+from runstate.pipeline.source.plain_files import FileShard, cut_parts, find_files, line_schema, row_of
 
 
 def _lines_in(data: bytes) -> list[bytes]:
@@ -50,8 +46,8 @@ def _read(data: bytes, cuts: list[int], bytes_max: int = 100, start: int = 0) ->
 
 @pytest.fixture
 def tiny_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain_files, "_chunk_bytes", 3)
-    monkeypatch.setattr(plain_files, "_step_bytes", 3)
+    monkeypatch.setattr(file_lines, "_chunk_bytes", 3)
+    monkeypatch.setattr(file_lines, "_step_bytes", 3)
 
 
 some_bytes = st.lists(st.sampled_from([b"\n", b"\n", b"\r", b"a", b"bc", "\u2028".encode(), b"\0"])).map(b"".join)
@@ -78,7 +74,7 @@ def test_a_part_that_begins_behind_a_newline_is_read_from_there() -> None:
 
 @pytest.mark.usefixtures("tiny_chunks")
 def test_of_an_overlong_line_its_size_and_its_beginning_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain_files, "content_bytes_max", 4)
+    monkeypatch.setattr(file_lines, "content_bytes_max", 4)
     data = b"short\n" + b"0123456789" * 3 + b"\nnext\n"
     assert _read(data, [11, 20], bytes_max=8) == [
         Line(0, 5, b"short", True),
@@ -282,3 +278,11 @@ def test_a_model_that_breaks_on_a_line_does_not_break_the_file(monkeypatch: pyte
     row = _row(good)
     assert row["code"] == "model.failed"
     assert "KeyError" in row["reason"].encode().decode()
+
+
+def test_every_stretch_proves_that_its_file_is_the_one_that_was_planned(tmp_path: Path) -> None:
+    (file := tmp_path / "a.ndjson").write_bytes(b"{}\n" * 100)
+    part = whole(str(file))
+    file.write_bytes(b"[]\n" * 100)  # Of the same size, as another machine may see it.
+    with pytest.raises(FileChanged, match="does not see the file that the driver sees"):
+        list(plain_files._stretch_rows(Stretch(part, 0, 30), RUNDIR, 100))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runstate.pipeline.relative_urls import located, relative_to
+from runstate.pipeline.source.relative_urls import located, relative_to
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runstate.pipeline.shards import Shard, cut, place_before
+from runstate.pipeline.source.shards import Shard, cut, cut_counted, place_before
 
 streams = st.lists(st.text(min_size=1, max_size=5), unique=True, max_size=60).map(sorted)
 
@@ -65,3 +65,13 @@ def test_the_parts_of_shards_hold_what_lies_between(names: list[str], low: str, 
         parts = [part for shard in shards if (part := shard.between(low, high)) is not None]
         held = [name for part in parts for name in names if holds(part, name) and name in (part.only or names)]
         assert held == [name for name in names if low < name <= high]
+
+
+@given(st.lists(st.sampled_from("abcdefghijkl"), max_size=30), st.integers(1, 40), st.integers(1, 9))
+def test_shards_know_how_many_streams_they_have_whatever_comes_twice(some: list[str], times: int, count: int) -> None:
+    names = sorted(some * times)  # Many, so that not every one is kept as a bound.
+    shards = cut_counted(((name, 3, 1) for name in names), count)
+    assert [(s.after, s.until) for s in shards] == [(s.after, s.until) for s in cut([(n, 3) for n in names], count)]
+    for shard in shards:
+        inside = [name for name in names if name > shard.after and (shard.until is None or name <= shard.until)]
+        assert shard.streams == len(inside)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from runstate.models.activity import Activity, ActivityKind
 from runstate.models.engine import ENGINE
-from runstate.pipeline.spans import Outcome, Span, elapsed_ms, span_fields, spans, unnamed
+from runstate.pipeline.report.spans import Outcome, Span, elapsed_ms, span_fields, spans, unnamed
 
 
 def t(second: float) -> str:

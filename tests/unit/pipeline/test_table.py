@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runstate.errors import LogBusy, LogNotFound, LogTooNew, NotALog
-from runstate.pipeline import event_table, sorted_files
-from runstate.pipeline.event_table import windows
-from runstate.pipeline.options import InvalidOption
-from runstate.pipeline.shards import Shard
-from runstate.pipeline.sorted_files import FileEntry, SortedWriter, TableDamaged
-from runstate.pipeline.table import Commit, Table, TableInfo, kinds
-from runstate.pipeline.table_versions import at_version, list_versions, restore, vacuum, version_of
+from runstate.pipeline.source.options import InvalidOption
+from runstate.pipeline.source.shards import Shard
+from runstate.pipeline.tables import event_table, sorted_files
+from runstate.pipeline.tables.event_table import windows
+from runstate.pipeline.tables.sorted_files import FileEntry, SortedWriter, TableDamaged
+from runstate.pipeline.tables.table import Commit, Table, TableInfo, kinds
+from runstate.pipeline.tables.versions import at_version, list_versions, restore, vacuum, version_of
 
 schema = pa.schema([("stream", pa.string()), ("seq", pa.int64()), ("body", pa.string())])
 info = TableInfo("events", "engine", 1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runstate.pipeline.time_bins import (
+from runstate.pipeline.report.time_bins import (
     bin_start_ms,
     bin_width_ms,
     bins_max,

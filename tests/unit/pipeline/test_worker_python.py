@@ -14,7 +14,7 @@ pyspark = pytest.importorskip("pyspark", reason="pip install 'runstate[spark]'")
 
 def started_with(*entries: str) -> list[str]:
     """The Python that is started with this PYTHONPATH, and the PYTHONPATH that it gets."""
-    from runstate.pipeline.worker_python import worker_python
+    from runstate.pipeline.spark.worker_python import worker_python
 
     script = "import json, os, sys; print(json.dumps([sys.executable, os.environ['PYTHONPATH']]))"
     command = [str(worker_python()), "-c", script]

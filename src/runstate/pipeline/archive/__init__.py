@@ -1,0 +1,1 @@
+"""Retention of a fleet: finished runs moved to an archive."""

@@ -1,0 +1,1 @@
+"""The proof of a fleet: what is wrong with it."""

@@ -1,0 +1,1 @@
+"""Feeds followed by Spark: snapshots that are kept up to date."""

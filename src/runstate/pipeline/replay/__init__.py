@@ -1,0 +1,1 @@
+"""Streams folded to snapshots, and tables of snapshots."""

@@ -1,0 +1,1 @@
+"""Figures of a fleet, and the page that shows them."""
