@@ -12,9 +12,9 @@ from urllib.parse import parse_qs, urlsplit
 import pyarrow.parquet as pq
 
 from runstate.errors import RunstateError, shown_url
-from runstate.pipeline.relative_urls import located
+from runstate.pipeline.source.relative_urls import located
 from runstate.pipeline.stages import AuditOutcome, inputs_in, read_artifact, run_id
-from runstate.pipeline.table import Table
+from runstate.pipeline.tables.table import Table
 from runstate.runtimes.telemetry.datasets import Dataset
 
 _in_files = ("sqlite", "ndjson", "segments", "wal", "archive", "table", "files")
