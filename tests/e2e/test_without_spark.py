@@ -24,6 +24,13 @@ _pipeline = {
     "report": (_url, "--to", "made"),
     "archive": (_url, "--to", "made"),
     "stream": (_url, "--state", "made"),
+    "versions": ("made",),
+    "restore": ("made", "--version", "1"),
+    "vacuum": ("made",),
+    "compact": ("made",),
+    "convert": ("made",),
+    "sql": ("SELECT 1", _url),
+    "shell": (_url,),
     "warm": (),
 }
 

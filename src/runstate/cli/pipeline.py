@@ -336,6 +336,7 @@ def check_spark(what: str = "The pipeline needs Spark") -> None:
         Unsupported: the extra `spark` is not installed.
     """
     try:
+        import deltalake  # noqa: F401
         import pyarrow  # noqa: F401
         import pyspark  # noqa: F401
     except ImportError as error:
