@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from pathlib import Path
@@ -237,6 +238,23 @@ def test_a_last_commit_that_a_power_cut_has_torn_was_never_there(tmp_path: Path,
     add(table, [("c", 1, "z")])
     assert rows_of(table) == [("a", 1, "x"), ("c", 1, "z")]
     assert len(data_files(table)) == 2
+
+
+@pytest.mark.slow
+def test_a_writer_removes_no_commit_that_is_damaged_and_no_file_of_it(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "t")
+    for name in "ab":
+        add(table, [(name, 1, "x")])
+    path, before = commit_file(table, 2), data_files(table)
+    whole = path.read_bytes()
+    for offset in [*range(0, len(whole) - 60, 9), *range(len(whole) - 60, len(whole) - 2)]:
+        path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :])
+        with suppress(TableDamaged, LogTooNew), Table.open(tmp_path / "t").writing():
+            pass
+        assert path.exists(), offset
+        assert data_files(table) == before, offset
+    path.write_bytes(whole)
+    assert rows_of(Table.open(tmp_path / "t")) == [("a", 1, "x"), ("b", 1, "x")]
 
 
 def test_a_job_that_is_killed_between_the_tables_is_finished_by_the_next(

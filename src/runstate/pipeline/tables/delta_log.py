@@ -146,7 +146,7 @@ class DeltaLog:
         if not last:
             return
         path = self._log / last
-        if int(last[:20]) > 0 and not _is_whole(path):
+        if int(last[:20]) > 0 and _is_torn(path.read_bytes()):
             logger.warning("%s was torn by a crash before it was acknowledged, and is removed", path)
             path.unlink()
             RealDisk().sync_directory(self._log)
@@ -174,7 +174,7 @@ class DeltaLog:
             if not entry.is_file(follow_symlinks=False):
                 raise TableDamaged(f"{entry.path} is no file of a Delta log", path=entry.path)
             if entry.name.endswith(".json") and entry.name not in self._checked:
-                _actions(Path(entry.path))
+                _check_text(Path(entry.path))
                 self._checked.add(entry.name)
 
     def _flush(self, version: int) -> None:
@@ -186,26 +186,31 @@ class DeltaLog:
         RealDisk().sync_directory(self.directory)
 
 
-def _actions(path: Path) -> list[dict[str, msgspec.Raw]]:
+def _check_text(path: Path) -> None:
     """
     Raises:
         TableDamaged: it is no commit.
     """
     try:
-        lines = filter(None, path.read_bytes().split(b"\n"))
-        return [msgspec.json.decode(line, type=dict[str, msgspec.Raw]) for line in lines]
+        for line in filter(None, path.read_bytes().split(b"\n")):
+            msgspec.json.decode(line, type=dict[str, msgspec.Raw])
     except undecodable as error:
         raise TableDamaged(f"{path} is no commit: {error}", path=str(path)) from error
 
 
-def _is_whole(path: Path) -> bool:
-    """Whether a commit has an end. One of ours ends with our transaction; that of others, with a whole line."""
+def _is_torn(commit: bytes) -> bool:
+    """Whether the end of a commit is missing. One that is damaged elsewhere is not torn: it may be acknowledged.
+
+    Each action is a line that ends with two braces. The last of ours is a transaction.
+    """
+    if not commit.endswith(b"}}") or b"\0" in commit:
+        return True
     try:
-        actions = _actions(path)
-    except TableDamaged:
+        lines = [msgspec.json.decode(line, type=dict[str, msgspec.Raw]) for line in commit.split(b"\n")]
+    except undecodable:
         return False
-    is_ours = any(f'"{_application}":'.encode() in bytes(action.get("commitInfo", b"")) for action in actions)
-    return bool(actions) and (not is_ours or any("txn" in action for action in actions))
+    names = {name for line in lines for name in line}
+    return names <= {"commitInfo", "add", "remove"} and f'"{_application}":'.encode() in commit
 
 
 def _commit_name(version: int) -> str:

@@ -185,8 +185,9 @@ class Table:
                 for log in self._logs.values():
                     log.remove_torn_commit()
                 commits = self.commits() if is_checked else self.noted()
-                named = {f"{entry.kind}/{entry.name}" for commit in commits for entry in commit.files}
-                remove_own(self.directory, _own_files, keep={*(f"{kind}/" for kind in self._logs), *named})
+                if is_checked:  # Else the notes may not name all files that count.
+                    named = {f"{entry.kind}/{entry.name}" for commit in commits for entry in commit.files}
+                    remove_own(self.directory, _own_files, keep={*(f"{kind}/" for kind in self._logs), *named})
                 self._publish(commits)
             yield
         finally:
