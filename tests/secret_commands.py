@@ -25,6 +25,7 @@ needle = b"Xq7geheim"
 
 not_run = {
     "demo": "takes no URL; tests/e2e/test_cli.py checks the modes of its files",
+    "pipeline shell": "does what pipeline sql does, with statements from standard input",
     "pipeline warm": "takes no URL, and writes classes of Spark, not data",
     "daemon serve": "runs until it is terminated: a test of its own",
 }
@@ -250,6 +251,13 @@ def spark_calls(server: Server) -> list[Call]:
         Call("pipeline ingest", [engine, "--to", "tables/events"]),
         Call("pipeline ingest", [server.url("second"), "--to", "tables/events", "--compact"]),
         Call("pipeline quarantine", ["tables/events", "--json"]),
+        Call("pipeline versions", ["tables/events", "--json"]),
+        Call("pipeline compact", ["tables/events", "--json"]),
+        Call("pipeline vacuum", ["tables/events", "--older-than", "0h", "--dry-run"]),
+        Call("pipeline restore", ["tables/events", "--version", "1"]),
+        Call("pipeline convert", ["tables/events"], (2,)),
+        Call("pipeline sql", ["SELECT * FROM heads", "tables/events", "--json"]),
+        Call("pipeline sql", ["SELECT * FROM events", engine, "--json"]),
         Call("pipeline replay", [engine, "--to", "tables/snapshots"], (0, 1)),
         Call("pipeline audit", [engine, server.url("second"), "--to", "tables/findings"], (0, 1)),
         Call("pipeline report", [engine, "--to", "tables/report", "--json"]),
@@ -260,6 +268,7 @@ def spark_calls(server: Server) -> list[Call]:
         arguments = {
             "pipeline ingest": [url, "--to", "unused"],
             "pipeline replay": [url, "--to", "unused"],
+            "pipeline sql": ["SELECT * FROM events", url],
             "pipeline archive": [url, "--to", "unused"],
             "pipeline stream": [url, "--available-now"],
         }

@@ -90,7 +90,7 @@ def complaints(user: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     _save_named("docs/guides/logs.md", project)
     (project / "misuse.py").write_text(misuse)
     names = {path.name for path in project.glob("*.py")}
-    assert names == {"readme.py", "thermostat.py", "door.py", "my_log.py", "test_my_log.py", "misuse.py"}
+    assert names == {"readme.py", "thermostat.py", "door.py", "bakery.py", "my_log.py", "test_my_log.py", "misuse.py"}
     mypy: list[str | Path] = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--python-executable", user]
     done = _run(*mypy, *sorted(names), cwd=project)
     assert done.returncode == 1, f"{done.stdout}\n{done.stderr}"  # `misuse.py` has errors.
@@ -108,7 +108,7 @@ def test_the_ten_lines_of_the_readme_are_typed(complaints: dict[str, list[str]])
     assert complaints["readme.py"] == []
 
 
-@pytest.mark.parametrize("name", ["thermostat.py", "door.py"])
+@pytest.mark.parametrize("name", ["thermostat.py", "door.py", "bakery.py"])
 def test_a_model_of_a_user_is_typed(complaints: dict[str, list[str]], name: str) -> None:
     assert complaints[name] == []
 

@@ -145,6 +145,7 @@ import json, sys
 from pathlib import Path
 from runstate.errors import RunstateError
 from runstate.pipeline.audit import job as audit
+from runstate.pipeline.audit.findings_table import write_findings
 from runstate.pipeline.archive.job import archive
 from runstate.pipeline.jobs import ingest, replay
 from runstate.pipeline.spark.session import spark_session

@@ -476,7 +476,7 @@ def test_executors_without_the_driver_of_a_log_are_told_before_the_stage(
 ) -> None:
     python = _python_without(tmp_path, "psycopg", "filelock", "runstate")
     # Nothing is sent to the workers of a local session: they find Runstate where it is.
-    (tmp_path / "libraries" / "runstate").symlink_to(Path(str(machine.__file__)).parents[1])
+    (tmp_path / "libraries" / "runstate").symlink_to(Path(str(machine.__file__)).parents[2])
     monkeypatch.setattr(spark.sparkContext, "pythonExec", python)
     urls = ["sqlite:runs.db", "table:events", "postgresql://u@127.0.0.1/x", "postgresql://u@127.0.0.1/y"]
     with pytest.raises(ExecutorsIncomplete) as incomplete:
