@@ -29,8 +29,12 @@ _run_elsewhere = ("make ", ". .venv", "runstate demo", "runstate pipeline warm")
 """The demo has a test of its own in tests/terminal/test_demo.py; the others, `make test` itself has run before this."""
 
 
+_in_soak = () if "RUNSTATE_KILL_ROUNDS" in os.environ else ("pipeline-recipes.md",)
+"""Pages whose servers and sessions of Spark take minutes: `make soak` runs them."""
+
+
 def _runnable(page: Path) -> bool:
-    return bool(_blocks(page, "python", "console"))
+    return bool(_blocks(page, "python", "console")) and page.name not in _in_soak
 
 
 def _marked(page: Path) -> object:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.pipeline.fleet_logs import event_lines, filled, local_snapshots, table_snapshots
 
 from runstate.models.canonical import digest
@@ -128,6 +129,7 @@ print(json.dumps({"read": read, "projected": projection.events, "offset": list(o
 """
 
 
+@pytest.mark.skipif("RUNSTATE_KILL_ROUNDS" not in os.environ, reason="make soak: it takes a minute")
 def test_relative_urls_of_streams_begin_at_the_drivers_directory(tmp_path: Path, spark_home: str) -> None:
     """Executors of a local cluster have working directories of their own."""
     url = filled("sqlite", "engine", tmp_path, runs=4).replace(f"{tmp_path}/", "")
