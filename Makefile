@@ -52,7 +52,8 @@ test: $(VENV)/.warm ## every test
 	$(TESTS)
 
 soak: $(VENV)/.warm ## the crash and race tests for longer: make soak ROUNDS=2000
-	RUNSTATE_KILL_ROUNDS=$(or $(ROUNDS),2000) $(TESTS) tests/crash tests/conformance tests/pipeline/test_live_parity.py tests/pipeline/test_stages.py
+	RUNSTATE_KILL_ROUNDS=$(or $(ROUNDS),2000) $(TESTS) tests/crash tests/conformance tests/pipeline/test_live_parity.py tests/pipeline/test_stages.py \
+	  tests/pipeline/test_private_disks.py tests/pipeline/test_cluster.py tests/test_docs.py
 
 bench: setup ## measure against the limits of this machine; prints ratios, writes a plot
 	$(BIN)/python -m benchmarks
