@@ -70,13 +70,13 @@ class OpenLineageTelemetry:
 
     def emit(self, event: RunEvent) -> None:
         """Take note of an event, as the log stored it. Returns at once and never raises."""
-        with unfailing("An event could not be told to OpenLineage"):
+        with unfailing("An event could not be sent to OpenLineage"):
             self._learn(event)
             item = self._items.get(str(event.payload.get("work_item_id")))
             if item is None or event.type not in ("WORK_ITEM_STARTED", "WORK_ITEM_FINISHED"):
                 return
             try:
-                self._queue.put_nowait(self._made(item, event))
+                self._queue.put_nowait(self._lineage_event(item, event))
             except queue.Full:
                 self._warn_once("too many wait to be sent")
 
@@ -96,7 +96,7 @@ class OpenLineageTelemetry:
             made = generate_static_uuid(datetime.fromisoformat(str(event.ts)), event.event_id.encode())
             self._items[payload["work_item_id"]] = _Item(payload["worker"], payload["scope_key"], str(made))
 
-    def _made(self, item: _Item, event: RunEvent) -> LineageEvent:
+    def _lineage_event(self, item: _Item, event: RunEvent) -> LineageEvent:
         from openlineage.client.event_v2 import Job, Run, RunState
         from openlineage.client.event_v2 import RunEvent as LineageEvent
         from openlineage.client.facet_v2 import error_message_run, job_type_job

@@ -304,9 +304,11 @@ def _position(urls: Sequence[str]) -> str:
 def _since(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """From where a replay goes on; empty if it is of other logs, or by another version of the model."""
     is_same_log = list(map(shown_url, before.get("urls", ()))) == list(map(shown_url, now["urls"]))
+    if not is_same_log or before.get("version") != now["version"]:
+        return ""
     position = str(before.get("position", ""))
-    if not is_same_log or before.get("version") != now["version"] or position in ("", "heads"):
-        return position if is_same_log and before.get("version") == now["version"] else ""
+    if position in ("", "heads"):
+        return position
     with Origins(now["urls"]) as origins:
         table = origins.table()
         return "" if table is None else _number_since(table.table, position)

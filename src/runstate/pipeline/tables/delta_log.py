@@ -1,7 +1,7 @@
 """The log of one Delta table on a local disk: which files it consists of, with a note of ours in every commit.
 
-delta-rs writes the log and reads it. What it does not do is done here: commits are flushed to the disk before they are
-told of, and one that a power cut has torn, which nobody was told of, is taken away by the next writer.
+delta-rs writes the log and reads it. What it does not do is done here: a commit is flushed to the disk before it is
+acknowledged, and a last commit that a power cut has torn, which was never acknowledged, is removed by the next writer.
 """
 
 from __future__ import annotations

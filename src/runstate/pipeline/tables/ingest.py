@@ -229,7 +229,7 @@ def _goes_on(record: Record | None, before: Known) -> bool:
 
 
 def _refuse(reader: StreamReader, files: NewFiles, code: str, reason: str, seq: int | None = None) -> None:
-    """Quarantine a stream, and remember that it was, so that it is told once and not with every run."""
+    """Quarantine a stream, and remember that it was, so that it is reported once and not by every run."""
     files.quarantine(reader.head.stream, reader.url, code, reason, seq)
     files.refusal(reader.head.stream, Known(seq or 0, reader.url, reader.head.version, ""))
 

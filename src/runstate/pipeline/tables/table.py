@@ -245,7 +245,7 @@ class Table:
         return self._main.id()
 
     def next_number(self) -> int:
-        """The number of the next commit. It is not always one more than the last of ours: a vacuum commits, too."""
+        """The number of the next commit. It is not always one more than the last of ours: other programs may commit."""
         return self._main.version() + 1
 
     def unused_files(self, hours: int) -> list[str]:
